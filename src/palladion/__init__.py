@@ -1,0 +1,62 @@
+"""Palladion: write a kernel once on Refs; check it, debug it, run it.
+
+    import palladion as pl
+
+The names of Pallas (`jax.experimental.pallas`), and beyond them `EagerParams`, `config` and the exceptions.
+The dialects are `palladion.tpu`, `palladion.mosaic_gpu` and `palladion.triton`.
+"""
+
+import jax as _jax
+
+from palladion import config as config
+from palladion.errors import KernelCheckError as KernelCheckError
+from palladion.errors import PalladionWarning as PalladionWarning
+from palladion.errors import TargetNotBuilt as TargetNotBuilt
+from palladion.errors import UnsupportedPrimitive as UnsupportedPrimitive
+from palladion.jaxlink import Slice as Slice
+from palladion.jaxlink import ds as ds
+from palladion.language import transforms as _transforms  # registers the rules of pallas_call
+from palladion.language.blocks import BlockDim as BlockDim
+from palladion.language.blocks import Blocked as Blocked
+from palladion.language.blocks import BlockSpec as BlockSpec
+from palladion.language.blocks import BoundedSlice as BoundedSlice
+from palladion.language.blocks import Buffered as Buffered
+from palladion.language.blocks import Element as Element
+from palladion.language.blocks import GridSpec as GridSpec
+from palladion.language.blocks import RevisitMode as RevisitMode
+from palladion.language.blocks import Squeezed as Squeezed
+from palladion.language.blocks import no_block_spec as no_block_spec
+from palladion.language.blocks import squeezed as squeezed
+from palladion.language.call import pallas_call as pallas_call
+from palladion.language.compiler_params import CompilerParams as CompilerParams
+from palladion.language.cost import CostEstimate as CostEstimate
+from palladion.language.cost import estimate_cost as estimate_cost
+from palladion.language.helpers import align_to as align_to
+from palladion.language.helpers import broadcast_to as broadcast_to
+from palladion.language.helpers import cdiv as cdiv
+from palladion.language.helpers import empty as empty
+from palladion.language.helpers import empty_like as empty_like
+from palladion.language.helpers import empty_ref_like as empty_ref_like
+from palladion.language.helpers import lower_as_mlir as lower_as_mlir
+from palladion.language.helpers import next_power_of_2 as next_power_of_2
+from palladion.language.helpers import run_state as run_state
+from palladion.language.helpers import strides_from_shape as strides_from_shape
+from palladion.language.ops import debug_check as debug_check
+from palladion.language.ops import debug_print as debug_print
+from palladion.language.ops import delay as delay
+from palladion.language.ops import loop as loop
+from palladion.language.ops import multiple_of as multiple_of
+from palladion.language.ops import num_programs as num_programs
+from palladion.language.ops import program_id as program_id
+from palladion.language.ops import run_scoped as run_scoped
+from palladion.language.ops import when as when
+from palladion.language.ops import with_scoped as with_scoped
+from palladion.language.primitive import pallas_call_p as pallas_call_p
+from palladion.language.refs import MemoryRef as MemoryRef
+from palladion.language.refs import MemorySpace as MemorySpace
+
+dslice = ds
+ANY = MemorySpace.ANY
+HOST = _jax.memory.Space.Host
+enable_debug_checks = config.state("debug_checks")
+enable_poison_buffers = config.state("poison_buffers")

@@ -1,0 +1,98 @@
+"""How an executor is found from the arguments of a call: one table in one place.
+
+`language` describes kernels and never runs them; the executors run them and never import each other. This module
+is the only link: it names, for each value of `interpret=` and each platform, the module that runs the call, and
+imports it when it is first needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from palladion import config
+from palladion.errors import TargetNotBuilt
+
+# An executor module offers `lower(ctx, *args, **params)`, the lowering rule of `pallas_call`; one that runs Python
+# on concrete arrays offers `run(*args, **params)` instead.
+REFERENCE = "palladion.reference.interpret"
+EAGER = "palladion.reference.eager"
+
+WAYS_OUT = (
+    "Ways out:\n"
+    "  - interpret=True             the plain meaning of the kernel, compiled by XLA\n"
+    "  - interpret=pl.EagerParams() the kernel's Python, program by program: print, breakpoint, assert\n"
+    "  - palladion.config.cpu = 'interpret', or `palladion run --cpu interpret FILE`, for a whole program\n"
+    "  - run it on a machine with a TPU or GPU, once Palladion has a compiler for it"
+)
+
+# By name: the classes live in dialects that need not be imported for this.
+_NOT_BUILT = {
+    "InterpretParams": "The simulated TPU (interpret=pltpu.InterpretParams(...)) is not built yet; "
+    "use interpret=True or interpret=pl.EagerParams().",
+    "InterpretGPUParams": "The simulated GPU (interpret=plgpu.InterpretGPUParams(...)) is not built yet; "
+    "use interpret=True or interpret=pl.EagerParams().",
+}
+
+
+def normalise_interpret(interpret: Any) -> Any:
+    """Check a value of `interpret=` and fill in the defaults of `palladion.config`.
+
+    Raises:
+      TypeError: it is not a value that `interpret` takes. TargetNotBuilt: it names a machine that is not there yet.
+    """
+    if interpret is None or interpret is False:
+        interpret = config.get("interpret") or False
+    if isinstance(interpret, bool):
+        return interpret
+    name = type(interpret).__name__
+    if name == "EagerParams":
+        return interpret
+    if name in _NOT_BUILT:
+        raise TargetNotBuilt(_NOT_BUILT[name])
+    raise TypeError(
+        f"interpret={interpret!r} is not understood: it takes True, False, pl.EagerParams(...), "
+        "pltpu.InterpretParams(...) or plgpu.InterpretGPUParams(...)."
+    )
+
+
+def is_eager(interpret: Any) -> bool:
+    """Whether the kernel's own Python runs on concrete arrays, with no tracing of its body."""
+    return not isinstance(interpret, bool)
+
+
+def for_lowering(platform: str, interpret: Any) -> Any:
+    """The executor module whose `lower` handles a call, or the error that the user gets.
+
+    Raises:
+      ValueError: on the CPU without interpret (the tutorial's words). TargetNotBuilt: on TPU and GPU.
+    """
+    if interpret is True or (platform == "cpu" and config.get("cpu") == "interpret"):
+        return importlib.import_module(REFERENCE)
+    if is_eager(interpret):
+        raise ValueError(
+            "interpret=pl.EagerParams(...) runs the kernel's Python on concrete arrays, so it cannot stand inside "
+            "jit, scan or another compiled function.\n"
+            "  fix: call it outside jit, or run the program under `with jax.disable_jit():`"
+        )
+    if platform == "cpu":
+        raise ValueError(f"Only interpret mode is supported on CPU backend.\n{WAYS_OUT}")
+    raise TargetNotBuilt(
+        f"Palladion has no compiler for {platform} yet; interpret=True runs the kernel there through XLA."
+    )
+
+
+def run_eager(*args: Any, **params: Any) -> Sequence[Any]:
+    """Run a call with `interpret=pl.EagerParams(...)` on concrete arrays."""
+    return importlib.import_module(EAGER).run(*args, **params)
+
+
+def discharge(jaxpr: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Run a jaxpr over Refs on values: its results, and what every argument holds at the end."""
+    return importlib.import_module("palladion.reference.evaluate").discharge(jaxpr, values)
+
+
+def run_checked(run: Any) -> Sequence[Any]:
+    """Run a compiled call whose checks are on; a failed check raises its own exception."""
+    return importlib.import_module("palladion.reference.checks").run_checked(run)

@@ -1,0 +1,309 @@
+"""Everything Palladion takes from the private parts of JAX, and nothing else.
+
+This is the only module that imports `jax._src`. The rest of the package imports names from here, so that a new
+JAX release is met in one place. What is used, and where JAX 0.11.2 and 0.12.0.1 differ, was measured in
+`spikes/tracing.md` of the shared folder. `jax.extend` would offer some of these names, but importing it loads
+JAX's own Pallas, which Palladion never does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax._src import ad_checkpoint, api_util, core, custom_derivatives, dispatch, flattree, pjit
+from jax._src import config as jax_config
+from jax._src import effects as jax_effects
+from jax._src import source_info_util, traceback_util, util
+from jax._src.core import Jaxpr as Jaxpr
+from jax._src.core import Literal as Literal
+from jax._src.core import Primitive as Primitive
+from jax._src.core import ShapedArray as ShapedArray
+from jax._src.core import Tracer as Tracer
+from jax._src.core import jaxprs_in_params as jaxprs_in_params
+from jax._src.core import jaxpr_as_fun as jaxpr_as_fun
+from jax._src.debugging import DebugEffect as DebugEffect
+from jax._src.debugging import OrderedDebugEffect as OrderedDebugEffect
+from jax._src.debugging import debug_effect as debug_effect
+from jax._src.indexing import Slice as Slice
+from jax._src.indexing import ds as ds
+from jax._src.interpreters import partial_eval
+from jax._src.state import types as state_types
+from jax._src.state.indexing import NDIndexer as NDIndexer
+from jax._src.state.primitives import addupdate_p as addupdate_p
+from jax._src.state.primitives import broadcast_to as ref_broadcast_to
+from jax._src.state.primitives import get_p as get_p
+from jax._src.state.primitives import swap_p as swap_p
+from jax._src.state.types import AbstractRef as AbstractRef
+from jax._src.state.types import BitcastTransform as BitcastTransform
+from jax._src.state.types import RefEffect as RefEffect
+from jax._src.state.types import ReshapeTransform as ReshapeTransform
+from jax._src.state.types import TransformedRef as TransformedRef
+from jax._src.state.types import TransposeTransform as TransposeTransform
+from jax._src.state.utils import bitcast as bitcast_array
+from jax._src.tree_util import _registry as _all_registry
+from jax._src.tree_util import _RegistryEntry, tracing_registry
+from jax._src.interpreters import ad as ad
+from jax._src.interpreters import batching as batching
+from jax.interpreters import mlir as mlir
+
+__all__ = [
+    "AbstractRef",
+    "BitcastTransform",
+    "DebugEffect",
+    "Jaxpr",
+    "Literal",
+    "NDIndexer",
+    "OrderedDebugEffect",
+    "Primitive",
+    "RefEffect",
+    "ReshapeTransform",
+    "ShapedArray",
+    "Slice",
+    "Tracer",
+    "TransformedRef",
+    "TransposeTransform",
+    "ad",
+    "addupdate_p",
+    "batching",
+    "bitcast_array",
+    "debug_effect",
+    "ds",
+    "get_p",
+    "jaxpr_as_fun",
+    "jaxprs_in_params",
+    "mlir",
+    "ref_broadcast_to",
+    "swap_p",
+]
+
+jit_p = pjit.jit_p
+remat_p = ad_checkpoint.remat_p
+custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
+custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
+ref_p = core.ref_p
+freeze_p = core.freeze_p
+free_ref_p = core.free_ref_p
+empty_ref_p = core.empty_ref_p
+DropVar = core.DropVar
+JaxprInputEffect = jax_effects.JaxprInputEffect
+eval_jaxpr = core.eval_jaxpr
+typeof = core.typeof
+is_symbolic_dim = core.is_symbolic_dim
+clear_caches_with_jax = util.register_cache
+
+PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
+# Frames of Palladion are not the user's: source locations name the kernel's own line.
+source_info_util.register_exclusion(PACKAGE_DIR + os.sep)
+
+
+# --- tracing ---------------------------------------------------------------------------------------------------
+def debug_info(traced_for: str, fun: Callable, args: Sequence[Any]) -> core.DebugInfo:
+    """JAX's record of which function was traced: its name, file, line and parameter names."""
+    return api_util.debug_info(traced_for, fun, tuple(args), {})
+
+
+def function_location(fun: Callable) -> str:
+    """`name at file:line` of a Python function, seen through wrappers and partials."""
+    return api_util.fun_sourceinfo(fun) or repr(fun)
+
+
+def trace_to_jaxpr(fun: Callable, avals: Sequence[Any], info: core.DebugInfo) -> tuple[Jaxpr, Any]:
+    """Trace `fun` on flat abstract arguments: the jaxpr, and the pytree structure of the result."""
+    jaxpr, out = partial_eval.trace_to_jaxpr(fun, flattree.flatten_args(*avals), info)
+    return jaxpr, out.tree
+
+
+def convert_consts_to_invars(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
+    """A jaxpr whose captured values are leading arguments, and those values."""
+    consts = list(jaxpr.consts)
+    return partial_eval.convert_constvars_jaxpr(jaxpr), consts
+
+
+@contextlib.contextmanager
+def axis_in_trace_key(name: Any):
+    """Make `name` part of the key of JAX's tracing caches.
+
+    Without it a jitted helper that reads `num_programs` would be reused, stale, by a kernel with another grid.
+    """
+    with core.extend_axis_env_nd([(name, 1)]):
+        yield
+
+
+def trace_cache(fun: Callable) -> Callable:
+    """Memoise `fun` on its hashable arguments and on JAX's trace-time configuration (x64, precision, ours)."""
+    return util.cache()(fun)
+
+
+def positional_ref_effects(jaxpr: Jaxpr) -> set:
+    """The effects of a call of `jaxpr`: those on refs numbered by argument, the others as they are."""
+    position = {v: i for i, v in enumerate(jaxpr.invars)}
+    result = set()
+    for effect in jaxpr.effects:
+        if isinstance(effect, JaxprInputEffect):
+            if effect.input in position:
+                result.add(effect.replace(position[effect.input]))
+        elif not isinstance(effect, core.InternalMutableArrayEffect):
+            result.add(effect)
+    return result
+
+
+def effects_outside(jaxpr: Jaxpr) -> set:
+    """The effects of a kernel that outlive its call: prints and checks, not reads and writes of its own refs."""
+    local = (JaxprInputEffect, core.InternalMutableArrayEffect)
+    return {e for e in jaxpr.effects if not isinstance(e, local)}
+
+
+def written_vars(eqn_or_jaxpr: Any) -> set:
+    """The ref variables that an equation or a jaxpr may write or accumulate into."""
+    kinds = (state_types.WriteEffect, state_types.AccumEffect)
+    return {e.input for e in eqn_or_jaxpr.effects if isinstance(e, kinds)}
+
+
+def read_vars(eqn_or_jaxpr: Any) -> set:
+    """The ref variables that an equation or a jaxpr may read (an accumulation reads too)."""
+    kinds = (state_types.ReadEffect, state_types.AccumEffect)
+    return {e.input for e in eqn_or_jaxpr.effects if isinstance(e, kinds)}
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many of a scan equation's operands are constants and how many are carries; the rest are xs."""
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def register_effect(kind: type, *, lowerable: bool = False) -> None:
+    """Let an effect class of ours stand in control flow and custom derivatives inside kernels."""
+    for allowed in (
+        jax_effects.control_flow_allowed_effects,
+        jax_effects.custom_derivatives_allowed_effects,
+        jax_effects.remat_allowed_effects,
+    ):
+        allowed.add_type(kind)
+    if lowerable:
+        jax_effects.lowerable_effects.add_type(kind)
+
+
+# --- source locations -------------------------------------------------------------------------------------------
+def _shorten(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _frame_text(frame: Any) -> str:
+    return f"{_shorten(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+
+
+def location_of(eqn: Any) -> str | None:
+    """`file:line (function)` of the user's line that made an equation."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return None if frame is None else _frame_text(frame)
+
+
+def current_location() -> str | None:
+    """`file:line (function)` of the innermost user frame on the stack."""
+    frame = source_info_util.user_frame(source_info_util.current().traceback)
+    return None if frame is None else _frame_text(frame)
+
+
+@contextlib.contextmanager
+def as_traced(eqn: Any):
+    """Run under an equation's own source location, name stack and configuration (precision and such)."""
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        yield
+
+
+def hide_frames(path: str) -> None:
+    """Drop the frames of a file from the tracebacks that JAX filters."""
+    traceback_util.register_exclusion(path)
+
+
+# --- the pallas_call primitive ------------------------------------------------------------------------------------
+def compile_and_run(primitive: Primitive) -> Callable:
+    """JAX's implementation of a primitive by its lowering rule: compiled once per parameters and types."""
+    return functools.partial(dispatch.apply_primitive, primitive)
+
+
+def varying_as(out_avals: Iterable[ShapedArray], in_avals: Sequence[Any]) -> list[ShapedArray]:
+    """Under a `shard_map` that checks it, results vary over the mesh axes over which any argument does."""
+    axes = frozenset().union(*(a.manual_axis_type.varying for a in in_avals if isinstance(a, ShapedArray)))
+    if not axes:
+        return list(out_avals)
+    varying = dict(
+        sharding=core.get_cur_mesh_sharding(), manual_axis_type=core.ManualAxisType(varying=axes)
+    )
+    return [a.update(**varying) for a in out_avals]
+
+
+def lower_as(fun: Callable, ctx: Any, *args: Any) -> Any:
+    """Lower a call of `fun`. A kernel was traced without mesh axes, so their check is off inside it."""
+
+    def plain(avals):
+        return [core.ShapedArray(a.shape, a.dtype) if isinstance(a, core.ShapedArray) else a for a in avals]
+
+    with jax_config._check_vma(False):
+        ctx = ctx.replace(avals_in=plain(ctx.avals_in), avals_out=plain(ctx.avals_out))
+        return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
+
+
+def register_pytree_like_ref_view(cls: type) -> None:
+    """Register a subclass of JAX's ref view as JAX registers the view itself: a node for tracing only."""
+    tracing_registry.register_dataclass_node(cls, ["ref", "transforms"], [])
+    _all_registry[cls] = _RegistryEntry(lambda x: ((x.ref, x.transforms), None), lambda _, d: cls(*d))
+
+
+def register_ref_type(cls: type) -> None:
+    """Teach `vmap` to add and remove a dimension of a ref type of ours."""
+
+    def mapped(size, axis, ref):
+        return ref.update(inner_aval=core.mapped_aval(size, axis, ref.inner_aval))
+
+    def unmapped(size, axis, explicit_mesh_axis, ref):
+        return ref.update(inner_aval=core.unmapped_aval(size, axis, explicit_mesh_axis, ref.inner_aval))
+
+    core.aval_mapping_handlers[cls] = (mapped, unmapped)
+    core.shard_aval_handlers[cls] = core.shard_aval_handlers[AbstractRef]
+    core.unshard_aval_handlers[cls] = core.unshard_aval_handlers[AbstractRef]
+
+
+def is_opaque(dtype: Any) -> bool:
+    """Whether a dtype is one of JAX's extended ones (PRNG keys)."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+# --- configuration ------------------------------------------------------------------------------------------------
+def bool_state(name: str, default: bool, help: str) -> Any:
+    """A boolean option, also a context manager, that is part of the key of every trace and compile cache."""
+    return jax_config.bool_state(name, default, help, include_in_jit_key=True, include_in_trace_context=True)
+
+
+def enum_state(name: str, values: Sequence[str], default: str, help: str) -> Any:
+    """An option with a few values, also a context manager, in the key of every trace and compile cache."""
+    return jax_config.enum_state(
+        name, list(values), default, help, include_in_jit_key=True, include_in_trace_context=True
+    )
+
+
+def object_state(name: str, default: Any, help: str) -> Any:
+    """An option that holds any hashable object (or None), in the key of every trace and compile cache."""
+    return jax_config.string_or_object_state(
+        name, default, help, include_in_jit_key=True, include_in_trace_context=True
+    )
+
+aval_property = core.aval_property
+aval_method = core.aval_method
+
+
+def canonicalize_dtype(dtype: Any) -> Any:
+    """The dtype that JAX holds for `dtype` under the current x64 setting."""
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def is_weak(x: Any) -> bool:
+    """Whether a value has a weak type, as Python scalars have."""
+    return getattr(core.typeof(x), "weak_type", False)

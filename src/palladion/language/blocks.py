@@ -1,0 +1,231 @@
+"""How an array is cut into blocks: block dimensions, BlockSpec, GridSpec.
+
+A `BlockSpec(block_shape, index_map)` says, for each program of the grid, which part of an operand it sees. One
+dimension of a block shape is
+
+| written            | the index map gives          | the kernel sees                           |
+|--------------------|------------------------------|-------------------------------------------|
+| `n` or `Blocked(n)`| a block number               | n elements from `number * n`              |
+| `None` or `squeezed` | an index                   | nothing: the dimension is squeezed away   |
+| `Element(n, (lo, hi))` | an element offset in the array padded by lo and hi | n elements     |
+| `BoundedSlice(n)`  | `pl.ds(start, size)`, size up to n | n elements, of which `size` are real |
+
+Source: tutorial 2.2, 3.2; the public Pallas documentation on grids and BlockSpecs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from palladion.errors import explain
+
+
+def _size(value: Any, what: str, *, least: int = 1) -> int:
+    if isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{what} must be an integer, not {value!r}.")
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise ValueError(
+            explain(
+                f"Unsupported block dimension type: {type(value)}. {what} must be a Python integer.",
+                hint="block sizes are fixed when the kernel is built; under jit, pass them as static_argnames or bind "
+                "them with functools.partial",
+            )
+        ) from None
+    if size < least:
+        raise ValueError(f"{what} must be at least {least}, not {size}.")
+    return size
+
+
+@dataclasses.dataclass(frozen=True)
+class Squeezed:
+    """A block dimension of size one that the kernel does not see. Write `None` or `pl.squeezed`."""
+
+
+squeezed = Squeezed()
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocked:
+    """A block dimension of `block_size` elements; the index map gives block numbers."""
+
+    block_size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block_size", _size(self.block_size, "A block size"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """A block dimension of `block_size` elements; the index map gives element offsets, so blocks may overlap.
+
+    Arguments:
+      block_size: elements in the block.
+      padding: (low, high) elements by which the array is taken to be longer; they read as uninitialised, and what
+        is written there is dropped.
+    """
+
+    block_size: int
+    padding: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block_size", _size(self.block_size, "An Element block size"))
+        pads = tuple(self.padding) if isinstance(self.padding, (tuple, list)) else ()
+        if len(pads) != 2:
+            raise ValueError(f"The padding of an Element block is (low, high), not {self.padding!r}.")
+        object.__setattr__(self, "padding", tuple(_size(p, "Element padding", least=0) for p in pads))
+
+    def __repr__(self) -> str:
+        return f"Element({self.block_size}{f', padding={self.padding}' if any(self.padding) else ''})"
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedSlice:
+    """A block dimension of up to `block_size` elements; the index map gives `pl.ds(start, size)` in elements."""
+
+    block_size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block_size", _size(self.block_size, "A BoundedSlice size"))
+
+    def __repr__(self) -> str:
+        return f"BoundedSlice({self.block_size})"
+
+
+BlockDim = Squeezed | Blocked | Element | BoundedSlice
+
+
+class RevisitMode(enum.Enum):
+    """When a pipeline keeps a block that the next program visits again."""
+
+    IMMEDIATE = "immediate"
+    ANY = "any"
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffered:
+    """How many blocks of an operand a pipeline holds at once (two is double buffering).
+
+    Arguments:
+      buffer_count: buffers, or (input buffers, output buffers).
+      use_lookahead: fetch as far ahead as buffers are free.
+      revisit: a RevisitMode, or None for the target's default.
+      prefetched_count: blocks that are already there when the pipeline starts.
+    """
+
+    buffer_count: int | tuple[int, int]
+    use_lookahead: bool = False
+    revisit: RevisitMode | None = None
+    prefetched_count: int = 0
+
+    def __post_init__(self) -> None:
+        counts = self.buffer_count if isinstance(self.buffer_count, (tuple, list)) else (self.buffer_count,)
+        counts = tuple(_size(c, "A buffer count") for c in counts)
+        if isinstance(self.buffer_count, (tuple, list)):
+            if len(counts) != 2:
+                raise ValueError(f"buffer_count is a number or a pair, not {self.buffer_count!r}.")
+            object.__setattr__(self, "buffer_count", counts)
+        _size(self.prefetched_count, "prefetched_count", least=0)
+
+
+class NoBlockSpec:
+    """The absence of a BlockSpec: the whole array."""
+
+    def __repr__(self) -> str:
+        return "NoBlockSpec"
+
+
+no_block_spec = NoBlockSpec()
+
+
+def as_block_dim(dim: Any) -> Squeezed | Blocked | Element | BoundedSlice:
+    """One entry of a user's block shape as a block dimension.
+
+    Raises:
+      ValueError: it is traced, a float, zero or negative, or of another type.
+    """
+    if dim is None:
+        return squeezed
+    if isinstance(dim, (Squeezed, Blocked, Element, BoundedSlice)):
+        return dim
+    if type(dim) is type and dim is Squeezed:
+        return squeezed
+    return Blocked(_size(dim, "A dimension of a block shape"))
+
+
+def block_size(dim: Any) -> int:
+    """Elements of the array that a block dimension covers."""
+    return 1 if isinstance(dim, Squeezed) else dim.block_size
+
+
+@dataclasses.dataclass
+class BlockSpec:
+    """Which block of an operand each program sees.
+
+    Arguments:
+      block_shape: one entry for each dimension of the array (see the module's table), or None for the whole array.
+      index_map: a function of the grid indices (int32 scalars), then of the scalar-prefetch Refs, to one index for
+        each dimension; a single index may be returned bare. Default: block 0 in every dimension.
+      pipeline_mode: a `Buffered`, or None.
+      memory_space: where the kernel's Ref lives, e.g. `pltpu.SMEM` or `pl.ANY`; None is the target's default.
+
+    The index map returns block numbers, not element offsets (tutorial 2.2).
+    """
+
+    block_shape: Sequence[Any] | None = None
+    index_map: Callable[..., Any] | None = None
+    pipeline_mode: Buffered | None = None
+    memory_space: Any = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.block_shape is not None:
+            if isinstance(self.block_shape, (int, np.integer)):
+                raise ValueError(
+                    explain(
+                        f"block_shape is a sequence with one entry a dimension, not {self.block_shape!r}.",
+                        hint=f"write pl.BlockSpec(({self.block_shape},), …)",
+                    )
+                )
+            if callable(self.block_shape):
+                raise ValueError(
+                    explain(
+                        "The first argument of BlockSpec is the block shape, but a function was given.",
+                        hint="the order is pl.BlockSpec(block_shape, index_map)",
+                    )
+                )
+            self.block_shape = tuple(self.block_shape)
+            for dim in self.block_shape:
+                as_block_dim(dim)
+        if self.index_map is not None and not callable(self.index_map):
+            raise ValueError(f"index_map must be a function of the grid indices, not {self.index_map!r}.")
+        if self.pipeline_mode is not None and not isinstance(self.pipeline_mode, Buffered):
+            raise ValueError(f"pipeline_mode is a pl.Buffered or None, not {self.pipeline_mode!r}.")
+
+    def replace(self, **changes: Any) -> BlockSpec:
+        """A copy with some fields replaced."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass
+class GridSpec:
+    """A grid and the specs that go with it, for `pallas_call(grid_spec=…)`.
+
+    Arguments:
+      grid: an int or a tuple of ints (or traced int32 scalars); () is one program.
+      in_specs, out_specs: pytree prefixes of the operands and of `out_shape`, with BlockSpecs as leaves.
+      scratch_shapes: a tuple, or a dict for keyword parameters, of buffer types such as `pltpu.VMEM(shape, dtype)`.
+    """
+
+    grid: Any = ()
+    in_specs: Any = no_block_spec
+    out_specs: Any = no_block_spec
+    scratch_shapes: Any = ()
+
+    num_scalar_prefetch = 0

@@ -1,0 +1,248 @@
+"""pallas_call: a Python function on Refs becomes a traced kernel call.
+
+Calling what `pallas_call` returns flattens the operands, makes a `GridMapping`, traces the kernel to a jaxpr over
+Refs, checks it, and binds `pallas_call_p`. Tracing happens once for each combination of operand types and of JAX's
+trace-time configuration: the same parameters come back, so that JAX's compile caches are hit.
+
+With `interpret=pl.EagerParams()` the kernel's body is not traced: its Python function is a parameter of the call.
+
+Source: tutorial sections 0 to 2 (signature, what a kernel may do, words of the errors).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from palladion import config, executors, jaxlink
+from palladion.errors import explain
+from palladion.language import frames, specs
+from palladion.language.blocks import GridSpec, no_block_spec
+from palladion.language.check import check_kernel
+from palladion.language.compiler_params import CompilerParams
+from palladion.language.cost import CostEstimate
+from palladion.language.grid import GridMapping, make_block_mapping
+from palladion.language.index_maps import warn_out_of_range
+from palladion.language.primitive import EagerKernel, pallas_call_p
+
+_GRID_AXIS = "palladion grid"
+
+
+def pallas_call(
+    kernel: Callable[..., None],
+    out_shape: Any,
+    *,
+    grid_spec: GridSpec | None = None,
+    grid: Any = (),
+    in_specs: Any = no_block_spec,
+    out_specs: Any = no_block_spec,
+    scratch_shapes: Any = (),
+    input_output_aliases: Mapping[int, int] = {},  # noqa: B006 - the documented signature; never mutated
+    debug: bool = False,
+    interpret: Any = False,
+    name: str | None = None,
+    compiler_params: CompilerParams | None = None,
+    cost_estimate: CostEstimate | None = None,
+    metadata: dict[str, str] | None = None,
+) -> Callable[..., Any]:
+    """Make a JAX function of a kernel.
+
+    Arguments:
+      kernel: a function of Refs that returns None. It gets a Ref for each operand (pytrees keep their structure),
+        then for each output, then for each scratch buffer (a dict of scratch shapes is passed by keyword).
+      out_shape: a pytree of things with shape and dtype, such as `jax.ShapeDtypeStruct`; a tuple or list gives the
+        kernel one argument an entry.
+      grid_spec: a `GridSpec` (or `pltpu.PrefetchScalarGridSpec`) in place of grid, in_specs, out_specs and
+        scratch_shapes.
+      grid: how many programs run along each axis, the last varying fastest: an int, a tuple of ints or of traced
+        int32 scalars, or () for one program.
+      in_specs, out_specs: pytree prefixes of the operands and of out_shape with `BlockSpec` leaves.
+      scratch_shapes: buffer types, a tuple or a dict; scratch keeps its contents from program to program.
+      input_output_aliases: {operand number: output number}, counting array leaves (scalar-prefetch operands
+        included); the output starts as the operand and may reuse its memory.
+      debug: print the traced kernel and the grid mapping.
+      interpret: True, `pl.EagerParams(...)`, or a simulated machine's parameters; False compiles for the platform.
+      name: for messages, profiles and HLO names.
+      compiler_params: of the dialect that is to compile the kernel, e.g. `pltpu.CompilerParams(...)`.
+      cost_estimate: what a call costs, for the compiler's scheduler and for `estimate_cost`.
+      metadata: string pairs kept with the call.
+
+    Returns:
+      a function of the operands: one array for each leaf of out_shape, in its structure (lists become tuples).
+
+    Raises:
+      ValueError, TypeError: an argument or the kernel is not as described; the message names the operand and the line.
+    """
+    if not callable(kernel):
+        raise TypeError(f"The kernel must be a function of Refs, not {kernel!r}.")
+    given = dict(grid=grid, in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch_shapes)
+    setup = _Setup(
+        kernel=kernel,
+        name=name or getattr(kernel, "__name__", None) or "kernel",
+        spec=_grid_spec(grid_spec, given),
+        out_shape=specs.out_tree(out_shape),
+        aliases=specs.normalise_aliases(input_output_aliases),
+        debug=bool(debug),
+        interpret=executors.normalise_interpret(interpret),
+        compiler_params=_checked("compiler_params", compiler_params, CompilerParams),
+        cost_estimate=_checked("cost_estimate", cost_estimate, CostEstimate),
+        metadata=_metadata(metadata),
+    )
+    grid_sizes, dynamic_sizes = specs.normalise_grid(setup.spec.grid, setup.name)
+
+    @jaxlink.trace_cache
+    def parameters(in_tree, avals, debug_checks):
+        return _trace(setup, grid_sizes, in_tree, avals, debug_checks)
+
+    def call(*operands):
+        flat, in_tree = jax.tree.flatten(operands)
+        flat = [specs.as_operand(x, i, setup.name) for i, x in enumerate(flat)]
+        avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat)
+        params = parameters(in_tree, avals, config.get("debug_checks"))
+        outs = pallas_call_p.bind(*dynamic_sizes, *flat, **params)
+        return jax.tree.unflatten(setup.out_shape.tree, outs)
+
+    functools.update_wrapper(call, kernel, assigned=("__name__", "__qualname__", "__module__"), updated=())
+    call.__doc__ = f"The kernel call {setup.name!r} (palladion.pallas_call): a function of the kernel's operands."
+    del call.__wrapped__
+    return call
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Setup:
+    """The arguments of `pallas_call`, checked."""
+
+    kernel: Callable
+    name: str
+    spec: Any
+    out_shape: Any
+    aliases: tuple[tuple[int, int], ...]
+    debug: bool
+    interpret: Any
+    compiler_params: Any
+    cost_estimate: Any
+    metadata: Any
+
+
+def _grid_spec(grid_spec: Any, given: dict[str, Any]) -> Any:
+    if grid_spec is None:
+        return GridSpec(**given)
+    if not isinstance(grid_spec, GridSpec):
+        raise TypeError(f"grid_spec must be a pl.GridSpec, not {grid_spec!r}.")
+    defaults = dict(grid=(), in_specs=no_block_spec, out_specs=no_block_spec, scratch_shapes=())
+    for field, value in given.items():
+        if value is not defaults[field] and value != defaults[field]:
+            raise ValueError(f"If `grid_spec` is given, `{field}` belongs in it, not in pallas_call (got {value!r}).")
+    return grid_spec
+
+
+def _checked(what: str, value: Any, kind: type) -> Any:
+    if value is not None and not isinstance(value, kind):
+        hint = {"compiler_params": "pltpu.CompilerParams(...)", "cost_estimate": "pl.CostEstimate(...)"}[what]
+        raise TypeError(f"{what} must be a {hint} or None, not {value!r}.")
+    return value
+
+
+def _metadata(metadata: Any) -> Any:
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping) or not all(isinstance(x, str) for kv in metadata.items() for x in kv):
+        raise TypeError(f"metadata must map strings to strings, not {metadata!r}.")
+    return tuple(sorted(metadata.items()))
+
+
+def _trace(setup: _Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any, debug_checks: bool) -> dict:
+    """The parameters of the equation, for operands of these types."""
+    layout = specs.Layout.make(setup.kernel, setup.name, setup.spec, grid, in_tree, avals, setup.out_shape)
+    prefetch_refs = [m.ref_aval() for m in layout.prefetch]
+
+    def mapping(operand):
+        return make_block_mapping(
+            operand.spec,
+            operand.array,
+            grid,
+            prefetch_refs,
+            origin=operand.label,
+            prefetch_tree=layout.prefetch_tree,
+        )
+
+    inputs, outputs = [mapping(o) for o in layout.inputs], [mapping(o) for o in layout.outputs]
+    grid_mapping = GridMapping(grid, (*inputs, *outputs), len(inputs), layout.prefetch)
+    specs.check_aliases(setup.aliases, grid_mapping)
+    warn_out_of_range(grid_mapping)
+    refs = [*prefetch_refs, *(m.ref_aval() for m in grid_mapping.block_mappings), *layout.scratch_refs]
+    if executors.is_eager(setup.interpret):
+        body: Any = EagerKernel(setup.kernel, layout.arguments, tuple(refs), setup.name)
+    else:
+        body = trace_kernel(setup.kernel, layout.arguments, refs, grid, setup.name)
+        check_kernel(body, grid_mapping, setup.aliases, setup.name)
+    if setup.debug:
+        print(f"pallas_call {setup.name}: {grid_mapping}\n{body}")
+    return dict(
+        jaxpr=body,
+        grid_mapping=grid_mapping,
+        out_avals=tuple(jaxlink.ShapedArray(m.array.shape, m.array.dtype) for m in outputs),
+        input_output_aliases=setup.aliases,
+        interpret=setup.interpret,
+        name=setup.name,
+        debug=setup.debug,
+        debug_checks=debug_checks,
+        compiler_params=setup.compiler_params,
+        cost_estimate=setup.cost_estimate,
+        metadata=setup.metadata,
+    )
+
+
+def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[int | None, ...], name: str) -> Any:
+    """Trace a kernel on abstract Refs.
+
+    Arguments:
+      kernel: the user's function.
+      arguments: regroups flat Refs into the kernel's (args, kwargs).
+      refs: abstract Refs, in order.
+      grid: None for dynamic axes.
+      name: of the call, for messages.
+
+    Returns:
+      a closed jaxpr without constants, whose arguments are the Refs and which returns nothing.
+
+    Raises:
+      ValueError: the kernel returns a value or captures arrays.
+    """
+    where = f"The kernel function in the pallas_call {jaxlink.function_location(kernel)}"
+
+    def checked(*flat):
+        args, kwargs = arguments(flat)
+        out = kernel(*args, **kwargs)
+        if out is not None:  # found here, before JAX has words of its own for a returned Ref or string
+            raise ValueError(
+                f"{where} should return None. It returns a PyTree: {jax.tree.structure(out)}\n"
+                "  fix: write results into the output Refs, o_ref[...] = value, and return nothing"
+            )
+
+    info = jaxlink.debug_info("pallas_call kernel", kernel, refs)
+    frame = frames.Frame(grid, name)
+    with frames.kernel(frame), jaxlink.axis_in_trace_key((_GRID_AXIS, grid)):
+        jaxpr, _ = jaxlink.trace_to_jaxpr(checked, refs, info)
+    if jaxpr.consts:
+        captured = ", ".join(v.aval.str_short(short_dtypes=True) for v in jaxpr.constvars)
+        raise ValueError(
+            f"{where} captures constants [{captured}]. You should pass them as inputs.\n"
+            f"{_captured_lines(jaxpr)}"
+            "  fix: make each captured array an operand of the call; Python numbers may be captured"
+        )
+    return jaxpr
+
+
+def _captured_lines(jaxpr: Any) -> str:
+    lines = []
+    for var in jaxpr.constvars:
+        user = next((e for e in jaxpr.eqns if any(v is var for v in e.invars)), None)
+        if user is not None:
+            kind = var.aval.str_short(short_dtypes=True)
+            lines.append(f"  at: {jaxlink.location_of(user)} (first use of {kind})\n")
+    return "".join(lines)

@@ -1,0 +1,97 @@
+"""Where a thread is while a kernel's Python runs: which grid it belongs to, and whether it is traced or eager.
+
+`program_id`, `num_programs` and the other operations ask the innermost frame. A frame is pushed while a kernel is
+traced, while the eager interpreter runs one program, and (as None) while an index map is traced, where none of these
+operations mean anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass
+class Frame:
+    """One kernel that this thread is tracing or running.
+
+    Attributes:
+      grid: the kernel's grid; None for an axis whose size is known only at run time.
+      name: the kernel, for messages.
+      eager: the running program of the eager interpreter (an object with the methods that `ops` calls), or None
+        while tracing.
+    """
+
+    grid: tuple[int | None, ...]
+    name: str
+    eager: Any = None
+
+
+_local = threading.local()
+
+
+def _stack() -> list[Frame | str]:
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    return _local.stack
+
+
+@contextlib.contextmanager
+def kernel(frame: Frame):
+    """Run a block inside a kernel's frame."""
+    _stack().append(frame)
+    try:
+        yield frame
+    finally:
+        _stack().pop()
+
+
+@contextlib.contextmanager
+def no_kernel(what: str):
+    """Run a block where kernel operations mean nothing; `what` names it in messages."""
+    _stack().append(what)
+    try:
+        yield
+    finally:
+        _stack().pop()
+
+
+def current() -> Frame | None:
+    """The innermost kernel frame, or None outside a kernel and in index maps."""
+    stack = _stack()
+    return stack[-1] if stack and isinstance(stack[-1], Frame) else None
+
+
+def required(operation: str) -> Frame:
+    """The innermost kernel frame.
+
+    Raises:
+      ValueError: there is none.
+    """
+    frame = current()
+    if frame is None:
+        stack = _stack()
+        where = f"in {stack[-1]}" if stack else "outside a kernel"
+        raise ValueError(f"{operation} can only be used inside a kernel; it was called {where}.")
+    return frame
+
+
+def check_arity(function: Callable, count: int, message: Callable[[str], str], names: tuple[str, ...] = ()) -> None:
+    """Raise TypeError(message(what it takes)) when `function` cannot take `count` positional arguments.
+
+    Functions without a signature (builtins) are let through.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*range(count), **dict.fromkeys(names))
+    except TypeError:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [p for p in signature.parameters.values() if p.kind in kinds]
+        raise TypeError(message(f"{len(positional)} parameter(s) {signature}")) from None

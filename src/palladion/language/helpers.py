@@ -1,0 +1,154 @@
+"""Small functions that kernels and their callers share: sizes, shapes, uninitialised arrays, text of a lowering."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from palladion import executors, jaxlink
+from palladion.language.refs import KernelRef, MemoryRef, MemorySpace, checked_dtype
+
+
+def cdiv(a: Any, b: Any) -> Any:
+    """a / b rounded up, for integers and integer arrays: how many blocks of `b` cover `a` elements.
+
+    Raises:
+      ZeroDivisionError: Python integers with b == 0.
+    """
+    return -(-a // b)
+
+
+def align_to(a: Any, alignment: Any) -> Any:
+    """The smallest multiple of `alignment` that is not below `a`."""
+    return cdiv(a, alignment) * alignment
+
+
+def next_power_of_2(x: int) -> int:
+    """The smallest power of two that is not below `x`; 1 for 0.
+
+    Raises:
+      ValueError: `x` is negative. TypeError: `x` is not an integer.
+    """
+    x = operator.index(x)
+    if x < 0:
+        raise ValueError(f"next_power_of_2 takes a number that is not negative, not {x}.")
+    return 1 if x == 0 else 1 << (x - 1).bit_length()
+
+
+def strides_from_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements: (12, 4, 1) for shape (2, 3, 4)."""
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def broadcast_to(a: Any, shape: Sequence[int]) -> jax.Array:
+    """`a` repeated to `shape` by NumPy's rules, as one operation that every target knows."""
+    a, shape = jnp.asarray(a), tuple(operator.index(n) for n in shape)
+    if np.broadcast_shapes(a.shape, shape) != shape:
+        raise ValueError(f"An array of shape {a.shape} cannot be broadcast to {shape}.")
+    return lax.broadcast_in_dim(
+        lax.reshape(a, (1,) * (len(shape) - a.ndim) + a.shape), shape, tuple(range(len(shape)))
+    )
+
+
+def empty(shape: Any, dtype: Any, *, out_sharding: Any = None) -> jax.Array:
+    """An array whose contents are not initialised: what an output or scratch holds before it is written."""
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    return lax.empty(shape, checked_dtype(dtype, "pl.empty"), out_sharding=out_sharding)
+
+
+def empty_like(x: Any) -> Any:
+    """Uninitialised arrays with the shapes and dtypes of a pytree of arrays or array types."""
+    return jax.tree.map(lambda y: empty(y.shape, y.dtype), x, is_leaf=_is_array_type)
+
+
+def empty_ref_like(x: Any) -> Any:
+    """Uninitialised `jax.ref` Refs with the types of a pytree of `jax.ShapeDtypeStruct`s or memory types.
+
+    Raises:
+      TypeError: a leaf has no shape and dtype.
+    """
+
+    def one(y):
+        if not _is_array_type(y):
+            raise TypeError(f"empty_ref_like takes array types, not {y!r}.")
+        space = y.memory_space if isinstance(y, MemoryRef) else None
+        return jax.empty_ref(jax.ShapeDtypeStruct(y.shape, y.dtype), memory_space=space)
+
+    return jax.tree.map(one, x, is_leaf=_is_array_type)
+
+
+def _is_array_type(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def run_state(f: Callable[..., None]) -> Callable[[Any], Any]:
+    """Make a function of values out of a function that changes Refs.
+
+        doubled = pl.run_state(lambda refs: refs[0].__setitem__(..., refs[0][...] * 2))((x,))
+
+    Arguments:
+      f: a function of one pytree of Refs, which returns None.
+
+    Returns:
+      a function of one pytree of arrays, which gives what the Refs hold at the end.
+
+    Raises:
+      ValueError: `f` returns a value.
+    """
+
+    def call(values: Any) -> Any:
+        flat, tree = jax.tree.flatten(values)
+        flat = [jnp.asarray(x) for x in flat]
+        refs = [
+            KernelRef(jaxlink.ShapedArray(x.shape, x.dtype), MemorySpace.ANY, label=f"state {i}")
+            for i, x in enumerate(flat)
+        ]
+
+        def body(*refs):
+            out = f(jax.tree.unflatten(tree, refs))
+            if out is not None:
+                raise ValueError(f"The function given to run_state should return None; it returns {type(out)}.")
+
+        jaxpr, _ = jaxlink.trace_to_jaxpr(body, refs, jaxlink.debug_info("run_state", f, ()))
+        jaxpr, consts = jaxlink.convert_consts_to_invars(jaxpr)
+        held = executors.discharge(jaxpr, [*consts, *flat])[1]
+        return jax.tree.unflatten(tree, held[len(consts) :])
+
+    return call
+
+
+def lower_as_mlir(
+    f: Callable[..., Any],
+    *args: Any,
+    dynamic_shapes: bool = False,
+    device: Any = None,
+    static_argnames: Any = (),
+    platforms: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> str:
+    """The StableHLO text that `f` lowers to, without compiling or running it.
+
+    Arguments:
+      f: a JAX function, jitted or not.
+      *args, **kwargs: its arguments; arrays or `jax.ShapeDtypeStruct`s.
+      dynamic_shapes: lower through `jax.export`, which accepts symbolic shapes in the arguments.
+      device: a `jax.Device` whose platform to lower for.
+      static_argnames: names of static arguments.
+      platforms: e.g. ("tpu",); default: the device's, else JAX's default platform.
+    """
+    jitted = jax.jit(f, static_argnames=static_argnames)
+    if platforms is None and device is not None:
+        platforms = (device.platform,)
+    if dynamic_shapes:
+        exported = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
+        return str(exported.mlir_module())
+    traced = jitted.trace(*args, **kwargs)
+    lowered = traced.lower() if platforms is None else traced.lower(lowering_platforms=tuple(platforms))
+    return lowered.as_text()

@@ -1,0 +1,188 @@
+"""What index maps ask for over a whole grid, worked out in NumPy before anything runs.
+
+An index map that reads no scalar-prefetch Ref is a pure function of the grid indices, nearly always a few integer
+operations, so `evaluate` runs its jaxpr on arrays of all grid points at once. Executors take window tables from it;
+`out_of_range` finds the operands whose maps ask for blocks outside the array. By the specification such an index is
+clamped (tutorial 2.2, the map that returns element offsets), so it is a warning, not an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from palladion import jaxlink
+from palladion.errors import PalladionWarning, explain
+from palladion.language.grid import BlockMapping, GridMapping
+
+MAX_POINTS = 1 << 20  # a larger grid is looked at in its corners and along its axes only
+
+
+def grid_points(grid: Sequence[int]) -> np.ndarray:
+    """All grid points in program order, as int32 [axes, programs]."""
+    return np.indices(tuple(grid), dtype=np.int32).reshape(len(grid), math.prod(grid))
+
+
+def sample_points(grid: Sequence[int]) -> np.ndarray:
+    """Grid points that show what affine index maps do: all of a small grid, else its corners and its axes' lines."""
+    if math.prod(grid) <= MAX_POINTS:
+        return grid_points(grid)
+    corners = np.array(list(itertools.product(*({0, n - 1} for n in grid))), np.int32).T
+    lines = []
+    for axis, n in enumerate(grid):
+        line = np.zeros((len(grid), min(n, MAX_POINTS)), np.int32)
+        line[axis] = np.unique(np.linspace(0, n - 1, line.shape[1]).astype(np.int32))[: line.shape[1]]
+        lines.append(line)
+    return np.concatenate([corners, *lines], axis=1)
+
+
+def reads_prefetch(mapping: BlockMapping) -> bool:
+    """Whether the index map depends on scalar-prefetch values."""
+    return bool(jaxlink.read_vars(mapping.index_map))
+
+
+def evaluate(mapping: BlockMapping, points: np.ndarray, prefetch: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
+    """The index map's flat results at the given grid points.
+
+    Arguments:
+      mapping: one operand's mapping.
+      points: int32 [axes, points].
+      prefetch: values of the scalar-prefetch operands; needed when the map reads them.
+
+    Returns:
+      for each flat result, an int array [points].
+    """
+    n = points.shape[1]
+    try:
+        results = _run(mapping.index_map, [*points, *prefetch])
+    except _NoRule:
+        results = _evaluate_with_jax(mapping, points, prefetch)
+    return [np.broadcast_to(r, (n,)).astype(np.int64) for r in results]
+
+
+class _NoRule(Exception):
+    """An equation of an index map is outside the NumPy table."""
+
+
+def _run(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*jaxpr.consts, *args], strict=True))
+
+    def read(atom):
+        return np.asarray(atom.val) if isinstance(atom, jaxlink.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        values = [read(v) for v in eqn.invars]
+        if eqn.primitive is jaxlink.jit_p:
+            env.update(zip(eqn.outvars, _run(eqn.params["jaxpr"], values)))
+        elif (rule := _NUMPY.get(eqn.primitive)) is not None:
+            env[eqn.outvars[0]] = rule(eqn.params, *values)
+        else:
+            raise _NoRule
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _evaluate_with_jax(mapping, points, prefetch) -> list[Any]:
+    """For maps that use an operation outside the table: one vmap over the points."""
+    from palladion.executors import discharge  # the run-time meaning of Refs lives with the executors
+
+    with jax.ensure_compile_time_eval():
+        values = [jax.numpy.asarray(p) for p in prefetch]
+        return jax.vmap(lambda *ids: discharge(mapping.index_map, [*ids, *values])[0])(*points)
+
+
+def _truncated_div(_, a, b):
+    b = np.where(b == 0, 1, b)
+    return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(np.result_type(a, b))
+
+
+def _select(_, which, *cases):
+    return np.choose(np.asarray(which).astype(np.int64), cases)
+
+
+_NUMPY: dict[Any, Callable] = {
+    lax.add_p: lambda _, a, b: a + b,
+    lax.sub_p: lambda _, a, b: a - b,
+    lax.mul_p: lambda _, a, b: a * b,
+    lax.neg_p: lambda _, a: -a,
+    lax.sign_p: lambda _, a: np.sign(a),
+    lax.div_p: _truncated_div,
+    lax.rem_p: lambda _, a, b: np.fmod(a, np.where(b == 0, 1, b)),
+    lax.max_p: lambda _, a, b: np.maximum(a, b),
+    lax.min_p: lambda _, a, b: np.minimum(a, b),
+    lax.clamp_p: lambda _, low, x, high: np.clip(x, low, high),
+    lax.and_p: lambda _, a, b: a & b,
+    lax.or_p: lambda _, a, b: a | b,
+    lax.xor_p: lambda _, a, b: a ^ b,
+    lax.not_p: lambda _, a: ~a,
+    lax.eq_p: lambda _, a, b: a == b,
+    lax.ne_p: lambda _, a, b: a != b,
+    lax.lt_p: lambda _, a, b: a < b,
+    lax.le_p: lambda _, a, b: a <= b,
+    lax.gt_p: lambda _, a, b: a > b,
+    lax.ge_p: lambda _, a, b: a >= b,
+    lax.select_n_p: _select,
+    lax.convert_element_type_p: lambda params, a: np.asarray(a).astype(params["new_dtype"]),
+    lax.shift_right_arithmetic_p: lambda _, a, b: a >> b,
+    lax.shift_left_p: lambda _, a, b: a << b,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class OutOfRange:
+    """An index map that asks for a block outside the array: the first grid point where it does."""
+
+    mapping: BlockMapping
+    dimension: int
+    index: int
+    extent: tuple[int, int]
+    point: tuple[int, ...]
+
+    def message(self) -> str:
+        """One line: which operand asks for which block outside which range, at which grid point."""
+        low, high = self.extent
+        return (
+            f"The index map of {self.mapping.origin} asks for block {self.index} in dimension {self.dimension} at grid "
+            f"point {self.point}, outside the valid range {low}..{high}; it is clamped."
+        )
+
+    hint = (
+        "an index map returns block numbers, not element offsets: the offset is number * block size "
+        "(use pl.Element for offsets)"
+    )
+
+
+def out_of_range(grid_mapping: GridMapping, prefetch: Sequence[np.ndarray] | None = None) -> list[OutOfRange]:
+    """The operands whose index maps leave their range somewhere on a static grid (one entry for an operand)."""
+    if grid_mapping.num_programs in (None, 0):
+        return []
+    points = sample_points([n or 0 for n in grid_mapping.grid])
+    found = []
+    for mapping in grid_mapping.block_mappings:
+        if mapping.is_default_map or (reads_prefetch(mapping) and prefetch is None):
+            continue
+        flat = evaluate(mapping, points, prefetch or ())
+        for d, ((index, _), extent) in enumerate(zip(mapping.indices(flat), mapping.extents)):
+            if not mapping.array.shape[d]:
+                continue
+            outside = np.flatnonzero((index < extent[0]) | (index > extent[1]))
+            if outside.size:
+                first = outside[0]
+                point = tuple(int(i) for i in grid_mapping.kernel_ids(points[:, first]))
+                found.append(OutOfRange(mapping, d, int(index[first]), extent, point))
+                break
+    return found
+
+
+def warn_out_of_range(grid_mapping: GridMapping) -> None:
+    """Warn, as the specification clamps silently (tutorial 2.2)."""
+    for item in out_of_range(grid_mapping):
+        text = explain(item.message(), where=item.mapping.map_location, hint=item.hint)
+        warnings.warn(text, PalladionWarning, stacklevel=2)

@@ -1,0 +1,93 @@
+"""The `pallas_call` primitive: what one traced kernel call is to JAX.
+
+It has a lowering rule for every platform (the executor is looked up by `executors`), a batching rule and a JVP rule
+(`transforms`). It has no partial-evaluation and no transpose rule, as the reference says (tutorial 5.3).
+
+Parameters of the equation: `jaxpr` (the kernel over Refs, or an `EagerKernel`), `grid_mapping`, `out_avals`,
+`input_output_aliases`, `interpret`, `name`, `debug`, `debug_checks`, `compiler_params`, `cost_estimate`, `metadata`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from palladion import executors, jaxlink
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EagerKernel:
+    """A kernel whose Python is run program by program instead of being traced.
+
+    Attributes:
+      function: the user's kernel.
+      arguments: regroups flat Refs into the kernel's (args, kwargs).
+      refs: the abstract Refs: scalar prefetch, inputs, outputs, scratch.
+      name: of the call.
+    """
+
+    function: Callable
+    arguments: Callable
+    refs: tuple[Any, ...]
+    name: str
+
+    def __repr__(self) -> str:
+        return f"EagerKernel({self.name})"
+
+
+pallas_call_p = jaxlink.Primitive("pallas_call")
+pallas_call_p.multiple_results = True
+_compiled = jaxlink.compile_and_run(pallas_call_p)
+
+_observers = threading.local()
+
+
+@contextlib.contextmanager
+def observing(observer: Callable[[tuple, dict], None]):
+    """Call `observer(operands, params)` for every kernel call that this thread makes in the block.
+
+    Operands are concrete arrays when the call is made outside jit, tracers inside. `palladion check` uses this.
+    """
+    stack = _observers.__dict__.setdefault("stack", [])
+    stack.append(observer)
+    try:
+        yield
+    finally:
+        stack.remove(observer)
+
+
+def notify(operands: tuple, params: dict) -> None:
+    """Tell the observers of this thread about a call."""
+    for observer in getattr(_observers, "stack", ()):
+        observer(operands, params)
+
+
+@pallas_call_p.def_impl
+def _run(*args, **params):
+    if executors.is_eager(params["interpret"]):
+        return executors.run_eager(*args, **params)
+    if not params["debug_checks"]:
+        return _compiled(*args, **params)
+    return executors.run_checked(lambda: _compiled(*args, **params))
+
+
+@pallas_call_p.def_effectful_abstract_eval
+def _abstract_eval(*avals, jaxpr, out_avals, **_):
+    # Reads and writes of the kernel's Refs end with the call. The effect of a debug print goes on, or dead-code
+    # elimination would drop a call whose results nobody uses.
+    effects = set() if isinstance(jaxpr, EagerKernel) else jaxlink.effects_outside(jaxpr)
+    return jaxlink.varying_as(out_avals, avals), effects
+
+
+def _lowering(platform):
+    def rule(ctx, *args, **params):
+        return executors.for_lowering(platform, params["interpret"]).lower(ctx, *args, **params)
+
+    return rule
+
+
+for _platform in ("cpu", "tpu", "cuda", "rocm"):
+    jaxlink.mlir.register_lowering(pallas_call_p, _lowering(_platform), platform=_platform)

@@ -1,0 +1,1 @@
+"""The Triton dialect: its parameters and GPU figures. `palladion.triton` re-exports it."""

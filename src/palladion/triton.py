@@ -1,0 +1,36 @@
+"""`pltriton`, the Triton dialect: `from palladion import triton as pltriton`.
+
+Here are the parameters of its compiler and the compute capability of every GPU. Its operations (masked loads
+and stores, atomics, inline assembly) come with the Triton compiler; asking for one says so.
+"""
+
+from palladion.language.triton.info import (
+    GpuInfo,
+    GpuVersion,
+    get_gpu_info,
+    get_gpu_info_from_version,
+    is_gpu_device,
+)
+from palladion.language.triton.params import CUSTOM_CALL_TARGET_NAME, CompilerParams
+from palladion.language.unbuilt import unbuilt
+
+__all__ = [
+    "CUSTOM_CALL_TARGET_NAME",
+    "CompilerParams",
+    "GpuInfo",
+    "GpuVersion",
+    "get_gpu_info",
+    "get_gpu_info_from_version",
+    "is_gpu_device",
+]
+
+__getattr__ = unbuilt(
+    __name__,
+    "pltriton",
+    "the Triton compiler is later work",
+    """
+    approx_tanh atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg atomic_xor
+    debug_barrier dot elementwise_inline_asm load max_contiguous store
+    """,
+    __all__,
+)
