@@ -26,6 +26,7 @@ from jax._src.core import ShapedArray as ShapedArray
 from jax._src.core import Tracer as Tracer
 from jax._src.core import jaxprs_in_params as jaxprs_in_params
 from jax._src.core import jaxpr_as_fun as jaxpr_as_fun
+from jax._src.callback import emit_python_callback
 from jax._src.debugging import DebugEffect as DebugEffect
 from jax._src.debugging import OrderedDebugEffect as OrderedDebugEffect
 from jax._src.debugging import debug_effect as debug_effect
@@ -97,6 +98,7 @@ is_symbolic_dim = core.is_symbolic_dim
 clear_caches_with_jax = util.register_cache
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
+LIBRARY_DIRS = (PACKAGE_DIR, os.path.dirname(os.path.abspath(jax.__file__)))
 # Frames of Palladion are not the user's: source locations name the kernel's own line.
 source_info_util.register_exclusion(PACKAGE_DIR + os.sep)
 
@@ -274,6 +276,22 @@ def register_ref_type(cls: type) -> None:
 def is_opaque(dtype: Any) -> bool:
     """Whether a dtype is one of JAX's extended ones (PRNG keys)."""
     return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+# --- host callbacks ------------------------------------------------------------------------------------------------
+def lower_host_call(ctx: Any, function: Callable, args: Sequence[Any]) -> None:
+    """Lower a call of a Python function on NumPy arrays, for its effect only; what it raises stops the program.
+
+    Unlike `jax.debug.callback` it does not log the traceback of what is raised.
+    """
+
+    def call(*values):
+        function(*values)
+        return ()
+
+    emit_python_callback(
+        ctx, call, None, list(args), ctx.avals_in, [], has_side_effect=True, returns_token=False
+    )
 
 
 # --- configuration ------------------------------------------------------------------------------------------------

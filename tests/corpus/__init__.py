@@ -5,12 +5,12 @@ choose, are words:
 
   block:…    int none squeezed blocked element padding bounded whole any default buffered vmem smem
   grid:…     absent int 1d 2d 3d one empty dynamic ragged permuted constant arithmetic revisit
-  index:…    ellipsis int dynamic negative slice ds stride newaxis array mask store at reshape bitcast transpose
-             rmw get swap addupdate
+  index:…    ellipsis int dynamic negative slice ds stride newaxis array mask store at reshape bitcast
+             transpose rmw get swap addupdate
   control:…  when cond switch fori while scan loop jit custom vmap scoped state nested
   dtype:…    every dtype that the kernel holds, other than float32 and int32
-  prim:…     array operations beyond arithmetic: math reduce cumulative sort dot conv shape gather scatter random
-             bits
+  prim:…     array operations beyond arithmetic: math reduce cumulative sort dot conv shape gather scatter
+             random bits
   alias prefetch scratch print tree empty x64     what the words say; x64 cases run under jax.enable_x64(True)
   order      the programs must run in grid order (something is carried from one to the next)
   revisit    an output block is left and visited again: right in the reference interpreter, wrong on a TPU

@@ -1,7 +1,7 @@
-"""Every kind of block: squeezed, element windows with and without padding, bounded slices, whole arrays, buffering.
+"""Every kind of block: squeezed, element windows, padding, bounded slices, whole arrays, buffering.
 
-Element dimensions are indexed in elements and start where the index map says less the low padding; padding, like
-everything outside an array, is NaN.
+Element dimensions are indexed in elements and start where the index map says, less the low padding; padding,
+like everything outside an array, is NaN.
 """
 
 import jax.numpy as jnp

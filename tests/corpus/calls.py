@@ -1,5 +1,6 @@
-"""The form of a call: nested operands and results, specs as prefixes, grid specs, printing, helper functions."""
+"""The form of a call: nested operands and results, specs as prefixes, grid specs, printing, helpers."""
 
+import jax
 import numpy as np
 from jax import lax
 

@@ -7,7 +7,7 @@ case can be run on Palladion and, in a throwaway script, on any other implementa
 how the expectations were confirmed.
 
 A case never says how it is executed: `make(**options)` passes its options on to every `pallas_call` inside
-(`interpret=True`, `interpret=pl.EagerParams()`, `compiler_params=...`), so each executor runs the same corpus.
+(`interpret=True`, `interpret=pl.EagerParams()`, `compiler_params=...`), so all executors run one corpus.
 """
 
 import contextlib
@@ -188,8 +188,8 @@ def _compare_leaf(where: str, g: np.ndarray, w: np.ndarray, rtol: float, atol: f
                 error = np.where(same, -1, np.nan_to_num(np.abs(g - w), nan=np.inf))
             at = tuple(int(i) for i in np.unravel_index(np.argmax(error), g.shape))
         raise AssertionError(
-            f"{where} differs in {len(wrong)} of {g.size} elements; at {list(at)} got {g[at]!r}, expected {w[at]!r}"
-            f" (rtol {rtol}, atol {atol})"
+            f"{where} differs in {len(wrong)} of {g.size} elements; at {list(at)} got {g[at]!r}, "
+            f"expected {w[at]!r} (rtol {rtol}, atol {atol})"
         )
 
 

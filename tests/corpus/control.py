@@ -318,7 +318,7 @@ def _nested(x):
 @case(
     inputs=lambda rng: (integers(rng, 6, 4, low=1, high=9, dtype="float32"),),
     expect=_nested,
-    tags="control:nested control:fori control:cond control:while control:loop index:dynamic block:int grid:1d",
+    tags="control:nested control:fori control:cond control:while control:loop index:dynamic block:int",
 )
 def nested_control(pl, pltpu, **options):
     """A while in a cond in a fori in a loop, all on Refs, with bounds from the program id."""

@@ -1,7 +1,7 @@
 """Every dtype: arithmetic, casts, and what blocks read outside the array.
 
-The expectation computes in float64 (or in the integers' own width, wrapping) and is rounded once. For the 8- and
-16-bit floats the kernel computes in float32 and rounds once, so these results are bitwise too.
+The expectation computes in float64 (or in the integers' own width, wrapping) and is rounded once. For the 8-
+and 16-bit floats the kernel computes in float32 and rounds once, so these results are bitwise too.
 """
 
 import jax.numpy as jnp

@@ -11,15 +11,14 @@ def _copy(x_ref, o_ref):
     o_ref[...] = x_ref[...]
 
 
+def _ids():
+    ids = np.arange(2)[:, None, None] * 100 + np.arange(3)[:, None] * 10 + np.arange(2)
+    return ids.repeat(2, 0).repeat(2, 1).repeat(5, 2)
+
+
 @case(
     inputs=lambda rng: (normal(rng, 4, 6, 10),),
-    expect=lambda x: (
-        x
-        + (np.arange(2)[:, None, None] * 100 + np.arange(3)[:, None] * 10 + np.arange(2))
-        .repeat(2, 0)
-        .repeat(2, 1)
-        .repeat(5, 2)
-    ),
+    expect=lambda x: x + _ids(),
     rtol=1e-6,
     tags="grid:3d block:int",
 )
@@ -224,7 +223,7 @@ def index_map_without_tuple(pl, pltpu, **options):
     tags="grid:1d block:int clamp",
 )
 def offsets_for_block_numbers(pl, pltpu, **options):
-    """The classical mistake, an index map in elements: by specification every block past the end is the last."""
+    """The classical mistake, an index map in elements: every block past the end is the last one."""
     return pl.pallas_call(
         _copy,
         sds((16,)),

@@ -5,6 +5,7 @@ Shapes and values are NumPy's. Dynamic starts and integers out of range clamp, a
 
 import jax
 import jax.numpy as jnp
+import jax.ref
 import numpy as np
 
 from .case import case, integers, normal, sds
@@ -105,7 +106,7 @@ def read_strided(pl, pltpu, **options):
     tags="index:dynamic index:ds oob grid:absent",
 )
 def read_out_of_range(pl, pltpu, **options):
-    """A start too large is moved back, an integer too large is the last, a negative one counts from the end."""
+    """A start too large is moved back, an integer too large is the last, a negative one counts back."""
 
     def read(x_ref, i_ref):
         return x_ref[pl.ds(i_ref[0], 4)], x_ref[i_ref[1]], x_ref[i_ref[2]], x_ref[:, pl.ds(i_ref[0], 4)]

@@ -1,4 +1,4 @@
-"""Matrix products: accumulated in the output, in scratch, masked at ragged edges, batched, grouped, quantised."""
+"""Matrix products: accumulated in output or scratch, masked at ragged edges, batched, grouped, quantised."""
 
 import jax.numpy as jnp
 import ml_dtypes

@@ -142,7 +142,7 @@ def alias_recurrence(pl, pltpu, **options):
     ),
     expect=lambda p, s, x, y: np.concatenate(
         [
-            np.where(i == 1, 0, x[4 * p[i] : 4 * p[i] + 4] * s[0] + y[4 * i : 4 * i + 4] * s[1])
+            np.where(p[i] == 0, 0, x[4 * p[i] : 4 * p[i] + 4] * s[0] + y[4 * i : 4 * i + 4] * s[1])
             for i in range(4)
         ]
     ),

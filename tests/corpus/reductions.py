@@ -139,7 +139,7 @@ def rms_norm(pl, pltpu, **options):
     expect=lambda x: scipy.special.logsumexp(x, axis=1, keepdims=True),
     rtol=2e-6,
     atol=1e-6,
-    tags="block:int block:vmem grid:2d grid:ragged grid:revisit scratch control:when order prim:math prim:reduce",
+    tags="block:int grid:2d grid:ragged grid:revisit scratch control:when order prim:math prim:reduce",
 )
 def online_logsumexp(pl, pltpu, **options):
     """Columns arrive block by block; running maximum and sum live in scratch; the last block is masked."""

@@ -163,10 +163,10 @@ def top_k(pl, pltpu, **options):
 @case(
     inputs=lambda rng: (integers(rng, 96, low=0, high=10),),
     expect=lambda x: np.bincount(x, minlength=10).astype("int32"),
-    tags="block:int grid:1d grid:constant grid:revisit control:when control:fori order index:dynamic index:rmw",
+    tags="block:int grid:1d grid:revisit control:when control:fori order index:dynamic index:rmw",
 )
 def histogram(pl, pltpu, **options):
-    """Counts go through a dynamic scalar index, one element at a time; all programs share the output block."""
+    """Counts go through a dynamic scalar index, one at a time; all programs share the output block."""
 
     def kernel(x_ref, o_ref):
         @pl.when(pl.program_id(0) == 0)

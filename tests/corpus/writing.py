@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jax.ref
 import numpy as np
 
 from .case import case, integers, normal, sds

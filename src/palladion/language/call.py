@@ -27,7 +27,7 @@ from palladion.language.compiler_params import CompilerParams
 from palladion.language.cost import CostEstimate
 from palladion.language.grid import GridMapping, make_block_mapping
 from palladion.language.index_maps import warn_out_of_range
-from palladion.language.primitive import EagerKernel, pallas_call_p
+from palladion.language.primitive import EagerKernel, notify, pallas_call_p
 
 _GRID_AXIS = "palladion grid"
 
@@ -103,6 +103,7 @@ def pallas_call(
         flat = [specs.as_operand(x, i, setup.name) for i, x in enumerate(flat)]
         avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat)
         params = parameters(in_tree, avals, config.get("debug_checks"))
+        notify((*dynamic_sizes, *flat), params)
         outs = pallas_call_p.bind(*dynamic_sizes, *flat, **params)
         return jax.tree.unflatten(setup.out_shape.tree, outs)
 

@@ -60,7 +60,8 @@ def evaluate(mapping: BlockMapping, points: np.ndarray, prefetch: Sequence[np.nd
     Returns:
       for each flat result, an int array [points].
     """
-    n = points.shape[1]
+    n, missing = points.shape[1], len(mapping.index_map.invars) - len(points) - len(prefetch)
+    prefetch = [*prefetch, *[None] * missing]  # not read, or the caller would have passed them
     try:
         results = _run(mapping.index_map, [*points, *prefetch])
     except _NoRule:
@@ -185,4 +186,4 @@ def warn_out_of_range(grid_mapping: GridMapping) -> None:
     """Warn, as the specification clamps silently (tutorial 2.2)."""
     for item in out_of_range(grid_mapping):
         text = explain(item.message(), where=item.mapping.map_location, hint=item.hint)
-        warnings.warn(text, PalladionWarning, stacklevel=2)
+        warnings.warn(text, PalladionWarning, skip_file_prefixes=jaxlink.LIBRARY_DIRS)

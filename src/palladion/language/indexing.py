@@ -315,7 +315,10 @@ def _constant_array(name: str, values: np.ndarray, dim: int, size: int) -> jax.A
 # --- the equations ---------------------------------------------------------------------------------------------
 def _indexer(target: Any, items: list[Any]) -> Any:
     shape = tuple(target.shape)
-    whole = all(isinstance(i, Slice) and (i.start, i.size, i.stride) == (0, n, 1) for i, n in zip(items, shape))
+    whole = all(
+        isinstance(i, Slice) and not i.is_dynamic_start and (i.start, i.size, i.stride) == (0, n, 1)
+        for i, n in zip(items, shape)
+    )
     return None if whole else jaxlink.NDIndexer.from_indices_shape(tuple(items), shape)
 
 

@@ -12,29 +12,53 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from palladion import jaxlink
 from palladion.errors import KernelCheckError, explain
+from palladion.language import ops
 
 _lock = threading.Lock()
 _failures: list[KernelCheckError] = []
 
 
+check_p = jaxlink.Primitive("host_check")
+check_p.multiple_results = True
+check_p.def_effectful_abstract_eval(lambda *avals, message, where: ([], {ops.check_effect}))
+
+
 def report(condition: Any, message: str, where: str | None, ids: Sequence[Any], *values: Any) -> None:
-    """Make the program stop with `message` (formatted with `values`) if `condition` is false when it comes here."""
+    """Make the program stop with `message` (formatted with two values) if `condition` is false when it comes here."""
+    operands = [jnp.asarray(condition), *(jnp.asarray(v) for v in values), *(jnp.asarray(i) for i in ids)]
+    check_p.bind(*operands, message=(message, len(values)), where=where)
 
-    def on_host(ok, ids, *values):
-        if np.all(ok):
-            return
-        point = tuple(int(i) for i in ids)
-        failure = KernelCheckError(
-            explain(message.format(*(np.asarray(v) for v in values)), where=where, grid_point=point or None)
-        )
-        with _lock:
-            _failures.append(failure)
-        raise failure
 
-    jax.debug.callback(on_host, condition, list(ids), *values)
+@check_p.def_impl
+def _check_now(condition, *rest, message, where):
+    _on_host(message, where, condition, *rest)
+    return []
+
+
+def _on_host(message: tuple[str, int], where: str | None, condition: Any, *rest: Any) -> None:
+    if np.all(condition):
+        return
+    text, n_values = message
+    values, point = rest[:n_values], tuple(int(i) for i in rest[n_values:])
+    failure = KernelCheckError(
+        explain(text.format(*(np.asarray(v) for v in values)), where=where, grid_point=point or None)
+    )
+    with _lock:
+        _failures.append(failure)
+    raise failure
+
+
+def _lower(ctx, *args, message, where):
+    jaxlink.lower_host_call(ctx, lambda *values: _on_host(message, where, *values), args)
+    return []
+
+
+jaxlink.mlir.register_lowering(check_p, _lower, cacheable=False)
 
 
 def run_checked(run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
