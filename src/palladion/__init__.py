@@ -3,7 +3,7 @@
     import palladion as pl
 
 The names of Pallas (`jax.experimental.pallas`), and beyond them `EagerParams`, `config` and the exceptions.
-The dialects are `palladion.tpu`, `palladion.mosaic_gpu` and `palladion.triton`.
+The dialects are `palladion.tpu` (pltpu), `palladion.mosaic_gpu` (plgpu) and `palladion.triton` (pltriton).
 """
 
 import jax as _jax
@@ -55,8 +55,25 @@ from palladion.language.primitive import pallas_call_p as pallas_call_p
 from palladion.language.refs import MemoryRef as MemoryRef
 from palladion.language.refs import MemorySpace as MemorySpace
 
+from palladion.language.unbuilt import unbuilt as _unbuilt
+
 dslice = ds
 ANY = MemorySpace.ANY
 HOST = _jax.memory.Space.Host
 enable_debug_checks = config.state("debug_checks")
 enable_poison_buffers = config.state("poison_buffers")
+
+from palladion import mosaic_gpu as mosaic_gpu  # noqa: E402 - dialects stand on the language
+from palladion import tpu as tpu  # noqa: E402
+from palladion import triton as triton  # noqa: E402
+
+__all__ = sorted(name for name in globals() if not name.startswith("_") and name not in ("jaxlink", "language"))
+
+__getattr__ = _unbuilt(
+    __name__,
+    "pl",
+    "it needs a simulated machine or a compiler, which are later work",
+    "Indirect fuser get_global kernel pallas_export_experimental select_ref semaphore semaphore_read "
+    "semaphore_signal semaphore_wait core_map",
+    __all__,
+)

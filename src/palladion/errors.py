@@ -45,9 +45,7 @@ class UnsupportedPrimitive(NotImplementedError):
       supported_by: the targets that do have a rule for it.
     """
 
-    def __init__(
-        self, primitive: str, target: str, where: str | None = None, supported_by: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, primitive: str, target: str, where: str | None = None, supported_by: Iterable[str] = ()) -> None:
         self.primitive, self.target, self.where = primitive, target, where
         self.supported_by = tuple(supported_by)
         others = ", ".join(self.supported_by) or "none yet"

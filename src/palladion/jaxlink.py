@@ -33,18 +33,15 @@ from jax._src.debugging import debug_effect as debug_effect
 from jax._src.indexing import Slice as Slice
 from jax._src.indexing import ds as ds
 from jax._src.interpreters import partial_eval
+from jax._src.state import indexing as state_indexing
 from jax._src.state import types as state_types
-from jax._src.state.indexing import NDIndexer as NDIndexer
 from jax._src.state.primitives import addupdate_p as addupdate_p
 from jax._src.state.primitives import broadcast_to as ref_broadcast_to
 from jax._src.state.primitives import get_p as get_p
 from jax._src.state.primitives import swap_p as swap_p
 from jax._src.state.types import AbstractRef as AbstractRef
-from jax._src.state.types import BitcastTransform as BitcastTransform
 from jax._src.state.types import RefEffect as RefEffect
-from jax._src.state.types import ReshapeTransform as ReshapeTransform
 from jax._src.state.types import TransformedRef as TransformedRef
-from jax._src.state.types import TransposeTransform as TransposeTransform
 from jax._src.state.utils import bitcast as bitcast_array
 from jax._src.tree_util import _registry as _all_registry
 from jax._src.tree_util import _RegistryEntry, tracing_registry
@@ -81,6 +78,12 @@ __all__ = [
     "ref_broadcast_to",
     "swap_p",
 ]
+
+# Views of Refs, as Any: their classes declare methods that they need not have.
+NDIndexer: Any = state_indexing.NDIndexer
+BitcastTransform: Any = state_types.BitcastTransform
+ReshapeTransform: Any = state_types.ReshapeTransform
+TransposeTransform: Any = state_types.TransposeTransform
 
 jit_p = pjit.jit_p
 remat_p = ad_checkpoint.remat_p
@@ -139,6 +142,11 @@ def axis_in_trace_key(name: Any):
 def trace_cache(fun: Callable) -> Callable:
     """Memoise `fun` on its hashable arguments and on JAX's trace-time configuration (x64, precision, ours)."""
     return util.cache()(fun)
+
+
+def trace_context() -> Any:
+    """JAX's trace-time configuration (x64, precision, ours …) as a key."""
+    return jax_config.trace_context()
 
 
 def positional_ref_effects(jaxpr: Jaxpr) -> set:
@@ -236,9 +244,7 @@ def varying_as(out_avals: Iterable[ShapedArray], in_avals: Sequence[Any]) -> lis
     axes = frozenset().union(*(a.manual_axis_type.varying for a in in_avals if isinstance(a, ShapedArray)))
     if not axes:
         return list(out_avals)
-    varying = dict(
-        sharding=core.get_cur_mesh_sharding(), manual_axis_type=core.ManualAxisType(varying=axes)
-    )
+    varying = dict(sharding=core.get_cur_mesh_sharding(), manual_axis_type=core.ManualAxisType(varying=axes))
     return [a.update(**varying) for a in out_avals]
 
 
@@ -289,9 +295,7 @@ def lower_host_call(ctx: Any, function: Callable, args: Sequence[Any]) -> None:
         function(*values)
         return ()
 
-    emit_python_callback(
-        ctx, call, None, list(args), ctx.avals_in, [], has_side_effect=True, returns_token=False
-    )
+    emit_python_callback(ctx, call, None, list(args), ctx.avals_in, [], has_side_effect=True, returns_token=False)
 
 
 # --- configuration ------------------------------------------------------------------------------------------------
@@ -312,6 +316,7 @@ def object_state(name: str, default: Any, help: str) -> Any:
     return jax_config.string_or_object_state(
         name, default, help, include_in_jit_key=True, include_in_trace_context=True
     )
+
 
 aval_property = core.aval_property
 aval_method = core.aval_method

@@ -118,6 +118,36 @@ def grid_spec_object(pl, pltpu, **options):
 
 
 @case(
+    inputs=lambda rng: (normal(rng, 8, 4),),
+    expect=lambda x: x * 2,
+    tags="alias block:int grid:1d",
+)
+def memory_from_empty(pl, pltpu, **options):
+    """Arrays of pl.empty and pl.empty_like given for the result, and one in a kernel; all is overwritten."""
+
+    def kernel(x_ref, spare_ref, o_ref):
+        o_ref[...] = pl.empty((2, 4), x_ref.dtype)
+        o_ref[...] = x_ref[...] * 2
+
+    spec = pl.BlockSpec((2, 4), lambda i: (i, 0))
+    call = pl.pallas_call(
+        kernel,
+        sds((8, 4)),
+        grid=(4,),
+        in_specs=[spec, spec],
+        out_specs=spec,
+        input_output_aliases={1: 0},
+        **options,
+    )
+
+    def twice(x):
+        half = call(x, pl.empty((8, 4), x.dtype))
+        return call(half / 2, pl.empty_like(half))
+
+    return twice
+
+
+@case(
     inputs=lambda rng: (normal(rng, 8, 6),),
     expect=lambda x: x + 1,
     tags="print block:int grid:2d control:when",

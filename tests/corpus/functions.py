@@ -143,10 +143,11 @@ def map_and_reduce(pl, pltpu, **options):
     tags="print block:int grid:1d control:when",
 )
 def checks_that_hold(pl, pltpu, **options):
-    """debug_check of something true, and a named scope, change nothing."""
+    """debug_check of something true, a delay, and a named scope change nothing."""
 
     def kernel(x_ref, o_ref):
         pl.debug_check(pl.program_id(0) < 2, "the grid has two programs")
+        pl.delay(10)
         with jax.named_scope("body"):
             o_ref[...] = x_ref[...] + 1
 

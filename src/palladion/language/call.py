@@ -27,6 +27,7 @@ from palladion.language.compiler_params import CompilerParams
 from palladion.language.cost import CostEstimate
 from palladion.language.grid import GridMapping, make_block_mapping
 from palladion.language.index_maps import warn_out_of_range
+from palladion.language.intern import intern
 from palladion.language.primitive import EagerKernel, notify, pallas_call_p
 
 _GRID_AXIS = "palladion grid"
@@ -183,7 +184,7 @@ def _trace(setup: _Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any
         check_kernel(body, grid_mapping, setup.aliases, setup.name)
     if setup.debug:
         print(f"pallas_call {setup.name}: {grid_mapping}\n{body}")
-    return dict(
+    params = dict(
         jaxpr=body,
         grid_mapping=grid_mapping,
         out_avals=tuple(jaxlink.ShapedArray(m.array.shape, m.array.dtype) for m in outputs),
@@ -196,6 +197,7 @@ def _trace(setup: _Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any
         cost_estimate=setup.cost_estimate,
         metadata=setup.metadata,
     )
+    return params if isinstance(body, EagerKernel) else intern(params, jaxlink.function_location(setup.kernel))
 
 
 def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[int | None, ...], name: str) -> Any:

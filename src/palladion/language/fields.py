@@ -209,9 +209,7 @@ def one_of(*checks: Check) -> Check:
 
 def optional(check: Check) -> Check:
     """None, or what `check` allows."""
-    return Check(
-        f"None or {check.expected}", lambda value: None if value is None else check.convert(value), check.hint
-    )
+    return Check(f"None or {check.expected}", lambda value: None if value is None else check.convert(value), check.hint)
 
 
 def sequence_of(check: Check, each: str, hint: str | None = None) -> Check:

@@ -134,9 +134,7 @@ class BlockMapping:
 
     def ref_aval(self) -> KernelRef:
         """The abstract Ref that the kernel gets."""
-        return KernelRef(
-            jaxlink.ShapedArray(self.ref_shape, self.array.dtype), self.memory_space, label=self.origin
-        )
+        return KernelRef(jaxlink.ShapedArray(self.ref_shape, self.array.dtype), self.memory_space, label=self.origin)
 
     def __repr__(self) -> str:
         return f"BlockMapping(block_shape={self.block_shape}, memory_space={self.memory_space})"
@@ -232,8 +230,7 @@ def make_block_mapping(
         if len(block) != len(array.shape):
             raise ValueError(
                 explain(
-                    f"The block shape of {origin} has {len(block)} dimension(s), but the array has "
-                    f"{len(array.shape)}.",
+                    f"The block shape of {origin} has {len(block)} dimension(s), but the array has {len(array.shape)}.",
                     block_shape=tuple(spec.block_shape),
                     array=f"{array.dtype}{list(array.shape)}",
                     hint="give one entry for each dimension of the array; None squeezes a dimension away",

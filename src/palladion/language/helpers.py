@@ -52,9 +52,7 @@ def broadcast_to(a: Any, shape: Sequence[int]) -> jax.Array:
     a, shape = jnp.asarray(a), tuple(operator.index(n) for n in shape)
     if np.broadcast_shapes(a.shape, shape) != shape:
         raise ValueError(f"An array of shape {a.shape} cannot be broadcast to {shape}.")
-    return lax.broadcast_in_dim(
-        lax.reshape(a, (1,) * (len(shape) - a.ndim) + a.shape), shape, tuple(range(len(shape)))
-    )
+    return lax.broadcast_in_dim(lax.reshape(a, (1,) * (len(shape) - a.ndim) + a.shape), shape, tuple(range(len(shape))))
 
 
 def empty(shape: Any, dtype: Any, *, out_sharding: Any = None) -> jax.Array:

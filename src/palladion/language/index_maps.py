@@ -61,11 +61,11 @@ def evaluate(mapping: BlockMapping, points: np.ndarray, prefetch: Sequence[np.nd
       for each flat result, an int array [points].
     """
     n, missing = points.shape[1], len(mapping.index_map.invars) - len(points) - len(prefetch)
-    prefetch = [*prefetch, *[None] * missing]  # not read, or the caller would have passed them
+    operands = [*prefetch, *[None] * missing]  # None: not read, or the caller would have passed it
     try:
-        results = _run(mapping.index_map, [*points, *prefetch])
+        results = _run(mapping.index_map, [*points, *operands])
     except _NoRule:
-        results = _evaluate_with_jax(mapping, points, prefetch)
+        results = _evaluate_with_jax(mapping, points, operands)
     return [np.broadcast_to(r, (n,)).astype(np.int64) for r in results]
 
 
@@ -95,7 +95,7 @@ def _evaluate_with_jax(mapping, points, prefetch) -> list[Any]:
     from palladion.executors import discharge  # the run-time meaning of Refs lives with the executors
 
     with jax.ensure_compile_time_eval():
-        values = [jax.numpy.asarray(p) for p in prefetch]
+        values = [None if p is None else jax.numpy.asarray(p) for p in prefetch]
         return jax.vmap(lambda *ids: discharge(mapping.index_map, [*ids, *values])[0])(*points)
 
 
@@ -176,7 +176,7 @@ def out_of_range(grid_mapping: GridMapping, prefetch: Sequence[np.ndarray] | Non
             outside = np.flatnonzero((index < extent[0]) | (index > extent[1]))
             if outside.size:
                 first = outside[0]
-                point = tuple(int(i) for i in grid_mapping.kernel_ids(points[:, first]))
+                point = tuple(int(i) for i in grid_mapping.kernel_ids(list(points[:, first])))
                 found.append(OutOfRange(mapping, d, int(index[first]), extent, point))
                 break
     return found

@@ -47,9 +47,7 @@ def full_shape(dims: tuple[int, ...], view: Any) -> tuple[int, ...]:
         if rest and total % rest == 0:
             dims = tuple(total // rest if d == -1 else d for d in dims)
     if any(d < 0 for d in dims) or math.prod(dims) != total:
-        raise _fail(
-            ValueError, f"{label_of(view)} of shape {tuple(view.shape)} cannot be seen as shape {dims}."
-        )
+        raise _fail(ValueError, f"{label_of(view)} of shape {tuple(view.shape)} cannot be seen as shape {dims}.")
     return dims
 
 
@@ -128,8 +126,7 @@ def as_stored(target: Any, value: Any, shape: tuple[int, ...]) -> jax.Array:
         )
     if value.dtype != target.dtype:
         same_kind = any(
-            jnp.issubdtype(value.dtype, k) and jnp.issubdtype(target.dtype, k)
-            for k in (jnp.floating, jnp.integer)
+            jnp.issubdtype(value.dtype, k) and jnp.issubdtype(target.dtype, k) for k in (jnp.floating, jnp.integer)
         )
         if not (jaxlink.is_weak(value) and same_kind):
             raise _fail(
@@ -323,9 +320,7 @@ def _indexer(target: Any, items: list[Any]) -> Any:
 
 
 def _parts(target: Any, indexer: Any) -> tuple[Any, tuple]:
-    ref, transforms = (
-        (target.ref, target.transforms) if isinstance(target, jaxlink.TransformedRef) else (target, ())
-    )
+    ref, transforms = (target.ref, target.transforms) if isinstance(target, jaxlink.TransformedRef) else (target, ())
     return ref, transforms if indexer is None else (*transforms, indexer)
 
 

@@ -207,9 +207,9 @@ def with_scoped(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator form of `run_scoped`: the function is called with its own arguments, then the scoped Refs.
 
-        @pl.with_scoped(pltpu.VMEM((8, 128), jnp.float32))
-        def body(tmp_ref): ...
-        body()
+    @pl.with_scoped(pltpu.VMEM((8, 128), jnp.float32))
+    def body(tmp_ref): ...
+    body()
     """
 
     def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -349,7 +349,9 @@ def multiple_of(x: jax.Array, values: Any) -> jax.Array:
         return multiple_of_p.bind(x, values=tuple(int(v) for v in wanted))
     if np.ndim(x) == 0 and not isinstance(x, jaxlink.Tracer) and any(int(x) % v for v in wanted):
         raise ValueError(
-            explain(f"pl.multiple_of({int(x)}, {values}): {int(x)} is not a multiple of that.",
-                    where=jaxlink.current_location())
+            explain(
+                f"pl.multiple_of({int(x)}, {values}): {int(x)} is not a multiple of that.",
+                where=jaxlink.current_location(),
+            )
         )
     return x

@@ -144,9 +144,7 @@ def check_aliases(aliases: tuple[tuple[int, int], ...], grid_mapping: GridMappin
     inputs = (*grid_mapping.prefetch_mappings, *grid_mapping.inputs)
     for i, o in aliases:
         if not 0 <= i < len(inputs):
-            raise ValueError(
-                f"input_output_aliases names operand {i}, but the call has operands 0..{len(inputs) - 1}."
-            )
+            raise ValueError(f"input_output_aliases names operand {i}, but the call has operands 0..{len(inputs) - 1}.")
         if not 0 <= o < grid_mapping.num_outputs:
             raise ValueError(
                 f"input_output_aliases names output {o}, but the call has outputs 0..{grid_mapping.num_outputs - 1}."
@@ -254,9 +252,7 @@ class Layout:
     arguments: Callable[[Sequence[Any]], tuple[tuple, dict]]
 
     @classmethod
-    def make(
-        cls, kernel: Callable, name: str, spec: Any, grid: Any, in_tree: Any, avals: Any, outs: OutTree
-    ) -> Layout:
+    def make(cls, kernel: Callable, name: str, spec: Any, grid: Any, in_tree: Any, avals: Any, outs: OutTree) -> Layout:
         """Lay out a call of `kernel` with operands of these types.
 
         Raises:
@@ -294,9 +290,7 @@ class Layout:
         return cls(
             prefetch=prefetch,
             prefetch_tree=jax.tree.structure(operands[:n_prefetch]),
-            inputs=tuple(
-                Operand(*x) for x in zip(ins, flat[n_pre_leaves:], labels["input"], strict=True)
-            ),
+            inputs=tuple(Operand(*x) for x in zip(ins, flat[n_pre_leaves:], labels["input"], strict=True)),
             outputs=tuple(Operand(*x) for x in zip(out_specs, outs.arrays, labels["output"], strict=True)),
             scratch_refs=tuple(
                 _scratch_ref(x, label, name) for x, label in zip(scratch, labels["scratch"], strict=True)
@@ -382,5 +376,3 @@ def _labels(kernel: Callable, groups: list, kwargs: dict) -> tuple[dict[str, lis
         add("scratch", key, value)
     placeholder = tuple(value for _, value in groups), dict(kwargs)
     return labels, jax.tree.structure(placeholder, is_leaf=_is_array_type)
-
-

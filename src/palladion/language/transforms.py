@@ -101,8 +101,11 @@ _WAYS_OUT = (
 
 
 def _refuse_jvp(name: str, why: str, where: str | None = None) -> Exception:
-    return ValueError(explain(f"Forward-mode differentiation of the kernel {name} is not possible: {why}.",
-                              where=where, hint=_WAYS_OUT))
+    return ValueError(
+        explain(
+            f"Forward-mode differentiation of the kernel {name} is not possible: {why}.", where=where, hint=_WAYS_OUT
+        )
+    )
 
 
 def _jvp_rule(primals, tangents, *, jaxpr, grid_mapping: GridMapping, out_avals, input_output_aliases, **params):
@@ -148,14 +151,16 @@ def _jvp_rule(primals, tangents, *, jaxpr, grid_mapping: GridMapping, out_avals,
         for role, low, high in (("in", bounds[1], bounds[2]), ("out", bounds[2], bounds[3]))
     }
     args = [*primals, *(t for _, t in blocked if type(t) is not jaxlink.ad.Zero)]
-    mapping = dataclasses.replace(
-        grid_mapping, block_mappings=(*maps["in"], *maps["out"]), num_inputs=len(maps["in"])
-    )
+    mapping = dataclasses.replace(grid_mapping, block_mappings=(*maps["in"], *maps["out"]), num_inputs=len(maps["in"]))
     has_tangent = differentiated[n_pre + n_in :][:n_out]
     tangent_avals = tuple(a for a, has in zip(out_avals, has_tangent) if has)
     outs = pallas_call_p.bind(
-        *args, jaxpr=jvp_jaxpr, grid_mapping=mapping, input_output_aliases=(),
-        out_avals=(*out_avals, *tangent_avals), **params,
+        *args,
+        jaxpr=jvp_jaxpr,
+        grid_mapping=mapping,
+        input_output_aliases=(),
+        out_avals=(*out_avals, *tangent_avals),
+        **params,
     )
     rest = iter(outs[n_out:])
     tangents_out = [

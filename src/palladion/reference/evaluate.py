@@ -109,8 +109,8 @@ def _view(x: jax.Array, transform: Any) -> jax.Array:
     raise NotImplementedError(f"the reference interpreter has no rule for the view {transform}")
 
 
-def _put(x: jax.Array, transform: Any, new: jax.Array) -> jax.Array:
-    """`x` with the part that a view selects replaced by `new`."""
+def _put(x: jax.Array, transform: Any, new: jax.Array, *, add: bool = False) -> jax.Array:
+    """`x` with the part that a view selects replaced by `new`; `add` sums into what index arrays select."""
     match transform:
         case jaxlink.BitcastTransform():
             return jaxlink.bitcast_array(new, x.dtype)
@@ -127,7 +127,7 @@ def _put(x: jax.Array, transform: Any, new: jax.Array) -> jax.Array:
                 new = lax.expand_dims(new, plan.scalars)
             else:
                 part = window[tuple(plan.steps)] if plan.strided else window
-                new = part.at[plan.arrays].set(new)
+                new = part.at[plan.arrays].add(new) if add else part.at[plan.arrays].set(new)
             if plan.strided:
                 new = window.at[tuple(plan.steps)].set(new)
             return new if new.shape == x.shape else lax.dynamic_update_slice(x, new, plan.starts)
@@ -315,7 +315,12 @@ def _swap(ev: Evaluator, eqn, cell, new, *flat):
 
 @RULES.rule(jaxlink.addupdate_p)
 def _addupdate(ev: Evaluator, eqn, cell, new, *flat):
-    cell.value = store(cell.value, _transforms(ev, eqn, cell, flat), lambda old: old + new)
+    transforms = _transforms(ev, eqn, cell, flat)
+    if transforms and getattr(transforms[-1], "int_indexer_shape", ()):  # a repeated index counts each time
+        *outer, last = transforms
+        cell.value = store(cell.value, outer, lambda old: _put(old, last, new, add=True))
+    else:
+        cell.value = store(cell.value, transforms, lambda old: old + new)
     return []
 
 
@@ -386,5 +391,3 @@ def _delay(ev: Evaluator, eqn, nanos):
 @RULES.rule(ops.multiple_of_p)
 def _multiple_of(ev: Evaluator, eqn, x):
     return x
-
-

@@ -63,8 +63,7 @@ def interpret_call(
         return plan.run(inputs)
     home = {o: i for i, o in aliases.items()}
     outputs = [
-        inputs[home[o]] if o in home else uninitialized(m.array.shape, m.array.dtype)
-        for o, m in enumerate(gm.outputs)
+        inputs[home[o]] if o in home else uninitialized(m.array.shape, m.array.dtype) for o, m in enumerate(gm.outputs)
     ]
     if gm.num_programs == 0:
         return outputs
@@ -223,5 +222,3 @@ def _starts_now(mapping: BlockMapping, ids: Sequence[Any], prefetch: Sequence[Ce
     refs = prefetch[: len(mapping.index_map.invars) - len(ids)]
     flat = Evaluator([], []).run(mapping.index_map, [*ids, *refs])
     return mapping.window(mapping.indices([jnp.asarray(f, jnp.int32) for f in flat]))
-
-

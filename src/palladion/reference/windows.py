@@ -91,7 +91,7 @@ class Window:
             block = block if keep is None else jnp.where(keep, block, old)
         if block.shape == array.shape:
             return block
-        return lax.dynamic_update_slice(array, block, places, allow_negative_indices=False)
+        return lax.dynamic_update_slice(array, block, _int32(places), allow_negative_indices=False)
 
     def _fit(self, starts: Starts) -> tuple[list[int], list[Any]]:
         """The largest slice that always fits the array: its sizes, and its starts moved inside."""
@@ -139,4 +139,9 @@ def _slice(x: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Arr
         return x
     if all(isinstance(s, (int, np.integer)) for s in starts):
         return lax.slice(x, starts, [s + n for s, n in zip(starts, sizes)])
-    return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+    return lax.dynamic_slice(x, _int32(starts), sizes, allow_negative_indices=False)
+
+
+def _int32(starts: Sequence[Any]) -> list[Any]:
+    """Starts of one type, whatever x64 makes of Python integers."""
+    return [np.int32(s) if isinstance(s, int) else s for s in starts]

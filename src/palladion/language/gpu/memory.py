@@ -98,9 +98,7 @@ def storage_transforms(transforms: Any, what: str) -> tuple[TilingTransform | Sw
             )
     if not isinstance(transforms, (list, tuple)):
         raise TypeError(
-            explain(
-                f"The transforms of {what} are a tuple, not {transforms!r}.", hint=f"write ({transforms!r},)"
-            )
+            explain(f"The transforms of {what} are a tuple, not {transforms!r}.", hint=f"write ({transforms!r},)")
         )
     return tuple(transforms)
 

@@ -54,9 +54,7 @@ class OOBFillMode(enum.IntEnum):
 _COMPILER_CHECKS: dict[str, Check] = {
     "approx_math": flag(),
     "dimension_semantics": optional(
-        sequence_of(
-            choice("parallel", "sequential"), "grid axis", '"sequential" is what a TPU calls "arbitrary"'
-        )
+        sequence_of(choice("parallel", "sequential"), "grid axis", '"sequential" is what a TPU calls "arbitrary"')
     ),
     "max_concurrent_steps": integer(1),
     "unsafe_no_auto_barriers": flag(),

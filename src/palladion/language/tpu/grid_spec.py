@@ -41,6 +41,4 @@ class PrefetchScalarGridSpec(GridSpec):
     ) -> None:
         super().__init__(grid, in_specs, out_specs, scratch_shapes)
         self.num_scalar_prefetch = num_scalar_prefetch
-        check_fields(
-            self, "pltpu.PrefetchScalarGridSpec", {"num_scalar_prefetch": integer(0, "number of operands")}
-        )
+        check_fields(self, "pltpu.PrefetchScalarGridSpec", {"num_scalar_prefetch": integer(0, "number of operands")})

@@ -98,9 +98,7 @@ def get_gpu_info_from_version(gpu_version: GpuVersion) -> GpuInfo:
 
 
 def _info(gpu_version: GpuVersion | None, capability: str) -> GpuInfo:
-    return GpuInfo(
-        gpu_version=gpu_version, arch_name=capability, compute_capability=int(capability.replace(".", ""))
-    )
+    return GpuInfo(gpu_version=gpu_version, arch_name=capability, compute_capability=int(capability.replace(".", "")))
 
 
 def is_gpu_device() -> bool:
