@@ -54,7 +54,6 @@ from palladion.language.ops import with_scoped as with_scoped
 from palladion.language.primitive import pallas_call_p as pallas_call_p
 from palladion.language.refs import MemoryRef as MemoryRef
 from palladion.language.refs import MemorySpace as MemorySpace
-
 from palladion.language.unbuilt import unbuilt as _unbuilt
 
 dslice = ds
@@ -67,7 +66,61 @@ from palladion import mosaic_gpu as mosaic_gpu  # noqa: E402 - dialects stand on
 from palladion import tpu as tpu  # noqa: E402
 from palladion import triton as triton  # noqa: E402
 
-__all__ = sorted(name for name in globals() if not name.startswith("_") and name not in ("jaxlink", "language"))
+__all__ = [
+    "ANY",
+    "BlockDim",
+    "BlockSpec",
+    "Blocked",
+    "BoundedSlice",
+    "Buffered",
+    "CompilerParams",
+    "CostEstimate",
+    "Element",
+    "GridSpec",
+    "HOST",
+    "KernelCheckError",
+    "MemoryRef",
+    "MemorySpace",
+    "PalladionWarning",
+    "RevisitMode",
+    "Slice",
+    "Squeezed",
+    "TargetNotBuilt",
+    "UnsupportedPrimitive",
+    "align_to",
+    "broadcast_to",
+    "cdiv",
+    "config",
+    "debug_check",
+    "debug_print",
+    "delay",
+    "ds",
+    "dslice",
+    "empty",
+    "empty_like",
+    "empty_ref_like",
+    "enable_debug_checks",
+    "enable_poison_buffers",
+    "estimate_cost",
+    "loop",
+    "lower_as_mlir",
+    "mosaic_gpu",
+    "multiple_of",
+    "next_power_of_2",
+    "no_block_spec",
+    "num_programs",
+    "pallas_call",
+    "pallas_call_p",
+    "program_id",
+    "run_scoped",
+    "run_state",
+    "squeezed",
+    "strides_from_shape",
+    "tpu",
+    "triton",
+    "when",
+    "with_scoped",
+]
 
 __getattr__ = _unbuilt(
     __name__,

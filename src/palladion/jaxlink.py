@@ -15,23 +15,35 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, api_util, core, custom_derivatives, dispatch, flattree, pjit
+from jax._src import (
+    ad_checkpoint,
+    api_util,
+    core,
+    custom_derivatives,
+    dispatch,
+    flattree,
+    pjit,
+    source_info_util,
+    traceback_util,
+    util,
+)
 from jax._src import config as jax_config
 from jax._src import effects as jax_effects
-from jax._src import source_info_util, traceback_util, util
+from jax._src.callback import emit_python_callback
 from jax._src.core import Jaxpr as Jaxpr
 from jax._src.core import Literal as Literal
 from jax._src.core import Primitive as Primitive
 from jax._src.core import ShapedArray as ShapedArray
 from jax._src.core import Tracer as Tracer
-from jax._src.core import jaxprs_in_params as jaxprs_in_params
 from jax._src.core import jaxpr_as_fun as jaxpr_as_fun
-from jax._src.callback import emit_python_callback
+from jax._src.core import jaxprs_in_params as jaxprs_in_params
 from jax._src.debugging import DebugEffect as DebugEffect
 from jax._src.debugging import OrderedDebugEffect as OrderedDebugEffect
 from jax._src.debugging import debug_effect as debug_effect
 from jax._src.indexing import Slice as Slice
 from jax._src.indexing import ds as ds
+from jax._src.interpreters import ad as ad
+from jax._src.interpreters import batching as batching
 from jax._src.interpreters import partial_eval
 from jax._src.state import indexing as state_indexing
 from jax._src.state import types as state_types
@@ -45,8 +57,6 @@ from jax._src.state.types import TransformedRef as TransformedRef
 from jax._src.state.utils import bitcast as bitcast_array
 from jax._src.tree_util import _registry as _all_registry
 from jax._src.tree_util import _RegistryEntry, tracing_registry
-from jax._src.interpreters import ad as ad
-from jax._src.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
 
 __all__ = [

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 
 from palladion import config, executors, jaxlink
-from palladion.errors import explain
 from palladion.language import frames, specs
 from palladion.language.blocks import GridSpec, no_block_spec
 from palladion.language.check import check_kernel
@@ -42,7 +41,7 @@ def pallas_call(
     in_specs: Any = no_block_spec,
     out_specs: Any = no_block_spec,
     scratch_shapes: Any = (),
-    input_output_aliases: Mapping[int, int] = {},  # noqa: B006 - the documented signature; never mutated
+    input_output_aliases: Mapping[int, int] = {},
     debug: bool = False,
     interpret: Any = False,
     name: str | None = None,

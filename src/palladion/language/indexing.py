@@ -269,7 +269,7 @@ def _checked_slice(name: str, item: Slice, dim: int, size: int) -> Slice:
         start = int(start) + (size if start < 0 else 0)
     if int(length) < 0 or step < 1:
         raise _fail(IndexError, f"pl.ds({item.start}, {length}, {step}) of {name}: a size or stride is not positive.")
-    if last >= size > 0 and length or (not item.is_dynamic_start and not 0 <= start <= max(size - last - 1, 0)):
+    if (last >= size > 0 and length) or (not item.is_dynamic_start and not 0 <= start <= max(size - last - 1, 0)):
         raise _fail(
             IndexError,
             f"pl.ds(start={item.start}, size={length}, stride={step}) runs past dimension {dim} of {name}, which has "

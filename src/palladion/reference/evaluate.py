@@ -56,7 +56,7 @@ class _Plan:
     def __init__(self, indexer: Any) -> None:
         arrays = indexer.int_indexer_shape != ()
         self.starts: list[Any] = []
-        self.sizes: list[int] = []
+        self.sizes: list[Any] = []
         self.steps: list[slice] = []
         self.scalars: list[int] = []  # dimensions that an integer indexes, to be squeezed
         self.arrays: tuple | None = None
