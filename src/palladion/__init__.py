@@ -23,6 +23,7 @@ from palladion.language.blocks import BoundedSlice as BoundedSlice
 from palladion.language.blocks import Buffered as Buffered
 from palladion.language.blocks import Element as Element
 from palladion.language.blocks import GridSpec as GridSpec
+from palladion.language.blocks import Indirect as Indirect
 from palladion.language.blocks import RevisitMode as RevisitMode
 from palladion.language.blocks import Squeezed as Squeezed
 from palladion.language.blocks import no_block_spec as no_block_spec
@@ -39,6 +40,7 @@ from palladion.language.helpers import empty_like as empty_like
 from palladion.language.helpers import empty_ref_like as empty_ref_like
 from palladion.language.helpers import lower_as_mlir as lower_as_mlir
 from palladion.language.helpers import next_power_of_2 as next_power_of_2
+from palladion.language.helpers import pallas_export_experimental as pallas_export_experimental
 from palladion.language.helpers import run_state as run_state
 from palladion.language.helpers import strides_from_shape as strides_from_shape
 from palladion.language.ops import debug_check as debug_check
@@ -78,6 +80,7 @@ __all__ = [
     "Element",
     "GridSpec",
     "HOST",
+    "Indirect",
     "KernelCheckError",
     "MemoryRef",
     "MemorySpace",
@@ -111,6 +114,7 @@ __all__ = [
     "num_programs",
     "pallas_call",
     "pallas_call_p",
+    "pallas_export_experimental",
     "program_id",
     "run_scoped",
     "run_state",
@@ -126,7 +130,7 @@ __getattr__ = _unbuilt(
     __name__,
     "pl",
     "it needs a simulated machine or a compiler, which are later work",
-    "Indirect fuser get_global kernel pallas_export_experimental select_ref semaphore semaphore_read "
+    "fuser get_global kernel select_ref semaphore semaphore_read "
     "semaphore_signal semaphore_wait core_map",
     __all__,
 )

@@ -1,16 +1,27 @@
 """Every exception, warning and finding that a user of Palladion can meet.
 
 Errors are for people at work: the first line says what is wrong in the user's terms, then where (file and line,
-operand, grid point), then how to fix it. `explain` puts a message in that order. Mistakes of use are raised as
-the built-in exceptions that Pallas users catch (`ValueError`, `TypeError`, `IndexError`); the classes here are
-for what has no built-in name.
+operand, grid point), then how to fix it. `explain` puts a message in that order, and `mistake` makes an exception
+of one, at the user's line. Mistakes of use are raised as the built-in exceptions that Pallas users catch
+(`ValueError`, `TypeError`, `IndexError`); the classes here are for what has no built-in name.
+
+JAX raises some mistakes itself, such as `if` on a traced value. Programs match on its exceptions, so they stay as
+they are; `noting_traced_values` adds the line and the fix to them as a note, which Python prints below the message.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import jax
+
+from palladion import jaxlink
 
 
 def explain(headline: str, *, where: str | None = None, hint: str | None = None, **facts: Any) -> str:
@@ -29,6 +40,96 @@ def explain(headline: str, *, where: str | None = None, hint: str | None = None,
     if hint is not None:
         lines.append(f"  fix: {hint}")
     return "\n".join(lines)
+
+
+def mistake[E: Exception](
+    kind: type[E], headline: str, *, where: str | None = None, hint: str | None = None, **facts: Any
+) -> E:
+    """An exception with a message in Palladion's order, at the user's line.
+
+    Arguments:
+      kind: the exception's class.
+      headline, hint, facts: as in `explain`.
+      where: `file:line (function)`; default: the line of the user's code that is running.
+    """
+    return kind(explain(headline, where=where or jaxlink.current_location(), hint=hint, **facts))
+
+
+def count_of(n: int, thing: str, plural: str | None = None) -> str:
+    """`1 operand`, `2 operands`."""
+    return f"{n} {thing if n == 1 else plural or thing + 's'}"
+
+
+def kind_of(x: Any) -> str:
+    """What a value is, for messages: `float32[8]` for an array or a traced value, `'a' (str)` for other things."""
+    if isinstance(x, (jax.Array, jaxlink.Tracer)) or (hasattr(x, "dtype") and hasattr(x, "shape")):
+        return f"{x.dtype}{list(x.shape)}" if len(x.shape) else f"a scalar {x.dtype}"
+    if isinstance(x, type):
+        return f"the class {x.__name__}"
+    text = repr(x)
+    text = text if len(text) <= 60 and "\n" not in text else f"{text.splitlines()[0][:57]}..."
+    return text if x is None else f"{text} ({type(x).__name__})"
+
+
+# --- mistakes that JAX finds --------------------------------------------------------------------------------------
+_ADVICE = (  # by the exception's class; the first that fits
+    (
+        jax.errors.TracerBoolConversionError,
+        "use @pl.when(condition) for an `if`, jnp.where for a choice of values, & and | for `and` and `or`",
+    ),
+    (
+        jax.errors.TracerIntegerConversionError,
+        "sizes, shapes, `range` and list indices need Python integers; loop with pl.loop or lax.fori_loop, index "
+        "Refs with run-time integers as they are",
+    ),
+    (
+        jax.errors.TracerArrayConversionError,
+        "NumPy functions need concrete arrays: use the jax.numpy function of the same name",
+    ),
+    (
+        jax.errors.ConcretizationTypeError,
+        "use the value as it is: Refs take run-time integers and pl.ds(start, size) run-time starts; .astype converts",
+    ),
+)
+
+
+@contextlib.contextmanager
+def noting_traced_values(reason: str, *, advice: str | None = None) -> Iterator[None]:
+    """Add a note to JAX's errors about Python needing a value that is not known yet.
+
+    Arguments:
+      reason: why it is not known, one sentence.
+      advice: the fix; default: by the kind of error.
+    """
+    try:
+        yield
+    except tuple(kind for kind, _ in _ADVICE) as error:
+        fix = advice or next(text for kind, text in _ADVICE if isinstance(error, kind))
+        if not getattr(error, "__notes__", None):  # the innermost kernel's note says it all
+            error.add_note(explain(reason, where=jaxlink.location_of_error(error), hint=fix))
+        raise
+
+
+# --- keyword arguments --------------------------------------------------------------------------------------------
+def suggesting_keywords[F: Callable](function: F) -> F:
+    """Decorator: an unknown keyword argument is refused with the nearest name (Python itself does so from 3.13 on)."""
+    names = [p.name for p in inspect.signature(function).parameters.values()]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in names:
+                raise mistake(TypeError, unknown_keyword(function.__name__, name, names), it_takes=", ".join(names))
+        return function(*args, **kwargs)
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+def unknown_keyword(function: str, name: str, names: Sequence[str]) -> str:
+    """`pallas_call() got an unexpected keyword argument 'in_spec'. Did you mean 'in_specs'?`"""
+    near = difflib.get_close_matches(name, names, n=1)
+    question = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{function}() got an unexpected keyword argument {name!r}.{question}"
 
 
 class PalladionWarning(UserWarning):

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -45,6 +47,7 @@ from jax._src.indexing import ds as ds
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import partial_eval
+from jax._src.lax.control_flow import loops
 from jax._src.state import indexing as state_indexing
 from jax._src.state import types as state_types
 from jax._src.state.primitives import addupdate_p as addupdate_p
@@ -108,6 +111,10 @@ JaxprInputEffect = jax_effects.JaxprInputEffect
 eval_jaxpr = core.eval_jaxpr
 typeof = core.typeof
 is_symbolic_dim = core.is_symbolic_dim
+# Sizes of arrays under `jax.export` with symbolic shapes may be expressions; these take both.
+dimension_as_value = core.dimension_as_value
+min_dim = core.min_dim
+max_dim = core.max_dim
 clear_caches_with_jax = util.register_cache
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
@@ -226,8 +233,28 @@ def location_of(eqn: Any) -> str | None:
 
 def current_location() -> str | None:
     """`file:line (function)` of the innermost user frame on the stack."""
-    frame = source_info_util.user_frame(source_info_util.current().traceback)
+    frames = source_info_util.user_frames(source_info_util.current().traceback)
+    frame = next((f for f in frames if f.file_name != "<string>"), None)  # <string>: __init__ of a dataclass
     return None if frame is None else _frame_text(frame)
+
+
+def location_of_error(error: BaseException) -> str | None:
+    """`file:line (function)` of the innermost user frame in an exception's traceback."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if source_info_util.is_user_filename(frame.f_code.co_filename):
+            found = f"{_shorten(frame.f_code.co_filename)}:{line} ({frame.f_code.co_qualname})"
+    return found
+
+
+def defined_at(fun: Any) -> str | None:
+    """`file:line (function)` where a Python function is defined, seen through wrappers, partials and methods."""
+    for _ in range(8):
+        fun = inspect.unwrap(fun)
+        if hasattr(fun, "__code__"):
+            return f"{_shorten(fun.__code__.co_filename)}:{fun.__code__.co_firstlineno} ({fun.__name__})"
+        fun = getattr(fun, "func", None) or type(fun).__call__
+    return None
 
 
 @contextlib.contextmanager
@@ -306,6 +333,32 @@ def lower_host_call(ctx: Any, function: Callable, args: Sequence[Any]) -> None:
         return ()
 
     emit_python_callback(ctx, call, None, list(args), ctx.avals_in, [], has_side_effect=True, returns_token=False)
+
+
+# --- running Python on Refs without tracing -----------------------------------------------------------------------
+EvalTrace = core.EvalTrace
+eval_trace = core.eval_trace
+set_current_trace = core.set_current_trace
+
+
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the user's: not JAX's, not Palladion's, not Python's own."""
+    return source_info_util.is_user_filename(path)
+
+
+def wrap_keys(data: Any, dtype: Any) -> Any:
+    """Typed PRNG keys of an extended dtype, from their uint32 words."""
+    return jax.random.wrap_key_data(data, impl=dtype._impl.name)
+
+
+def adapt_fori_bodies(adapt: Callable[[Callable], Callable]) -> None:
+    """Let `adapt` wrap the body, `((i, x), None) -> ((i + 1, x), None)`, of each `fori_loop` of known trip count.
+
+    Under `disable_jit` JAX hands such a body plain Python numbers where traced code gets arrays (`i.astype` fails),
+    and nothing public stands between the two.
+    """
+    make = loops._fori_scan_body_fun
+    loops._fori_scan_body_fun = lambda body, info: adapt(make(body, info))
 
 
 # --- configuration ------------------------------------------------------------------------------------------------

@@ -352,3 +352,89 @@ def test_checks_inside_jit_stop_the_program_with_our_words():
             jax.block_until_ready(jax.jit(call)(x))
         np.testing.assert_array_equal(call(x[:1].repeat(4)), np.ones(4))  # the next call works
     np.testing.assert_array_equal(call(x), x)
+
+
+# --- Indirect block dimensions --------------------------------------------------------------------------------------
+def copy(x_ref, o_ref):
+    o_ref[...] = x_ref[...]
+
+
+def test_indirect_gathers_rows():
+    x = randn(8, 5)
+    call = pl.pallas_call(
+        copy,
+        f32(4, 6),
+        grid=2,
+        in_specs=[pl.BlockSpec((pl.Indirect(2), 6), lambda i: (jnp.arange(2) * 3 + i, 0))],
+        out_specs=pl.BlockSpec((2, 6), lambda i: (i, 0)),
+        interpret=True,
+    )
+    got = np.asarray(call(x))
+    np.testing.assert_array_equal(got[:, :5], np.asarray(x)[[0, 3, 1, 4]])
+    assert np.isnan(got[:, 5]).all()
+
+
+def test_indirect_scatters_and_the_last_repeated_index_stays():
+    def kernel(rows_ref, x_ref, o_ref, seen_ref):
+        o_ref[...] = x_ref[...]
+        seen_ref[...] = jnp.full_like(seen_ref, 1)
+
+    rows = jnp.array([3, 0, 3, 1], jnp.int32)
+    x, base = randn(4, 3), randn(5, 3)
+    call = pl.pallas_call(
+        lambda rows_ref, x_ref, base_ref, o_ref: copy(x_ref, o_ref),
+        f32(5, 3),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            1,
+            grid=(2,),
+            in_specs=[pl.BlockSpec((2, 3), lambda i, rows: (i, 0)), pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec((pl.Indirect(2), 3), lambda i, rows: (rows.at[pl.ds(2 * i, 2)], 0)),
+        ),
+        input_output_aliases={2: 0},
+        interpret=True,
+    )
+    want = np.array(base)
+    for r, row in zip(np.asarray(rows), np.asarray(x)):
+        want[r] = row
+    np.testing.assert_array_equal(call(rows, x, base), want)
+    batched = jax.vmap(call, (0, None, None))(jnp.stack([rows, rows[::-1]]), x, base)
+    np.testing.assert_array_equal(batched[0], want)
+
+
+def test_indirect_mistakes():
+    def call(index_map, block=(pl.Indirect(2), 5)):
+        return pl.pallas_call(copy, f32(2, 5), grid=1, in_specs=[pl.BlockSpec(block, index_map)], interpret=True)(
+            randn(8, 5)
+        )
+
+    with pytest.raises(ValueError, match="it must be 2 integers in an array or a Ref"):
+        call(lambda i: (0, 0))
+    with pytest.raises(ValueError, match="more than one Indirect"):
+        call(lambda i: (0, 0), (pl.Indirect(2), pl.Indirect(5)))
+    with pytest.warns(pl.PalladionWarning, match="asks for block 9"):
+        call(lambda i: (jnp.array(8) + jnp.arange(2), 0))
+
+
+# --- symbolic shapes ------------------------------------------------------------------------------------------------
+def test_export_with_symbolic_shapes():
+    def rows(x):
+        spec = pl.BlockSpec((8, 4), lambda i: (i, 0))
+        return pl.pallas_call(
+            cumsum,
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(pl.cdiv(x.shape[0], 8),),
+            in_specs=[spec],
+            out_specs=spec,
+            interpret=True,
+        )(x)
+
+    def whole(x):
+        return pl.pallas_call(double, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+    (m,) = jax.export.symbolic_shape("m")
+    with pl.pallas_export_experimental(dynamic_shapes=True):
+        exported = [jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((m, 4), jnp.float32)) for f in (rows, whole)]
+    for n in (1, 7, 8, 9, 37):
+        x = randn(n, 4)
+        np.testing.assert_allclose(exported[0].call(x), np.cumsum(np.asarray(x), 1), rtol=1e-5)
+        np.testing.assert_allclose(exported[1].call(x), 2 * np.asarray(x), rtol=1e-6)

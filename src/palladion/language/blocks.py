@@ -9,6 +9,7 @@ dimension of a block shape is
 | `None` or `squeezed` | an index                   | nothing: the dimension is squeezed away   |
 | `Element(n, (lo, hi))` | an element offset in the array padded by lo and hi | n elements     |
 | `BoundedSlice(n)`  | `pl.ds(start, size)`, size up to n | n elements, of which `size` are real |
+| `Indirect(n)`      | n indices (an array or a Ref)      | the n elements at those indices           |
 
 Source: tutorial 2.2, 3.2; the public Pallas documentation on grids and BlockSpecs.
 """
@@ -18,30 +19,40 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from palladion.errors import explain
+from palladion import jaxlink
+from palladion.errors import kind_of, mistake
 
 
-def _size(value: Any, what: str, *, least: int = 1) -> int:
-    if isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"{what} must be an integer, not {value!r}.")
+def _integer(value: Any, what: str, least: int, prefix: str = "", **details: Any) -> int:
+    """`value` as an int of at least `least`; `what` says which number it is ("A buffer count")."""
     try:
-        size = operator.index(value)
-    except TypeError:
-        raise ValueError(
-            explain(
-                f"Unsupported block dimension type: {type(value)}. {what} must be a Python integer.",
-                hint="block sizes are fixed when the kernel is built; under jit, pass them as static_argnames or bind "
-                "them with functools.partial",
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:  # tracers raise a subclass
+        if isinstance(value, jaxlink.Tracer):
+            details["hint"] = (
+                "block sizes are fixed when the kernel is built; under jit, pass them as static_argnames or bind them "
+                "with functools.partial"
             )
+        raise mistake(
+            ValueError, f"{prefix}{what} must be a Python integer, not {kind_of(value)}.", **details
         ) from None
-    if size < least:
-        raise ValueError(f"{what} must be at least {least}, not {size}.")
-    return size
+    if number < least:
+        raise mistake(ValueError, f"{what} must be at least {least}, not {number}.", **details)
+    return number
+
+
+def _size(value: Any, what: str, **facts: Any) -> int:
+    """A number of elements in a block dimension."""
+    hint = "a block dimension is a positive int (pl.cdiv and // give ints), or None to squeeze it away"
+    # The reference's words first: programs match on them.
+    return _integer(value, what, 1, f"Unsupported block dimension type: {type(value)}. ", hint=hint, **facts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +89,13 @@ class Element:
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_size", _size(self.block_size, "An Element block size"))
         pads = tuple(self.padding) if isinstance(self.padding, (tuple, list)) else ()
+        hint = f"pl.Element({self.block_size}, padding=(low, high)), in elements"
         if len(pads) != 2:
-            raise ValueError(f"The padding of an Element block is (low, high), not {self.padding!r}.")
-        object.__setattr__(self, "padding", tuple(_size(p, "Element padding", least=0) for p in pads))
+            raise mistake(
+                ValueError, f"The padding of an Element block is a pair, not {kind_of(self.padding)}.", hint=hint
+            )
+        pads = tuple(_integer(p, "The padding of an Element block", 0, hint=hint) for p in pads)
+        object.__setattr__(self, "padding", pads)
 
     def __repr__(self) -> str:
         return f"Element({self.block_size}{f', padding={self.padding}' if any(self.padding) else ''})"
@@ -99,7 +114,25 @@ class BoundedSlice:
         return f"BoundedSlice({self.block_size})"
 
 
-BlockDim = Squeezed | Blocked | Element | BoundedSlice
+@dataclasses.dataclass(frozen=True)
+class Indirect:
+    """A block dimension of `block_size` elements gathered from (inputs) or scattered to (outputs) given indices.
+
+    The index map gives an integer array, or a scalar-prefetch Ref, of `block_size` indices for this dimension; a block
+    shape can have one such dimension. Where an index repeats in an output, the last one stays.
+    Source: the public documentation of `pl.Indirect`.
+    """
+
+    block_size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block_size", _size(self.block_size, "An Indirect block size"))
+
+    def __repr__(self) -> str:
+        return f"Indirect({self.block_size})"
+
+
+BlockDim = Squeezed | Blocked | Element | BoundedSlice | Indirect
 
 
 class RevisitMode(enum.Enum):
@@ -127,12 +160,15 @@ class Buffered:
 
     def __post_init__(self) -> None:
         counts = self.buffer_count if isinstance(self.buffer_count, (tuple, list)) else (self.buffer_count,)
-        counts = tuple(_size(c, "A buffer count") for c in counts)
+        hint = "pl.Buffered(2), or pl.Buffered((input buffers, output buffers))"
+        counts = tuple(_integer(c, "A buffer count", 1, hint=hint) for c in counts)
         if isinstance(self.buffer_count, (tuple, list)):
             if len(counts) != 2:
-                raise ValueError(f"buffer_count is a number or a pair, not {self.buffer_count!r}.")
+                raise mistake(
+                    ValueError, f"A buffer count is a number or a pair, not {self.buffer_count!r}.", hint=hint
+                )
             object.__setattr__(self, "buffer_count", counts)
-        _size(self.prefetched_count, "prefetched_count", least=0)
+        _integer(self.prefetched_count, "A prefetched count", 0, hint="prefetched_count=0")
 
 
 class NoBlockSpec:
@@ -145,19 +181,34 @@ class NoBlockSpec:
 no_block_spec = NoBlockSpec()
 
 
-def as_block_dim(dim: Any) -> Squeezed | Blocked | Element | BoundedSlice:
+def as_block_dim(dim: Any, number: int | None = None, shape: Sequence[Any] = ()) -> BlockDim:
     """One entry of a user's block shape as a block dimension.
+
+    Arguments:
+      dim: the entry.
+      number, shape: which entry of which block shape it is, for messages.
 
     Raises:
       ValueError: it is traced, a float, zero or negative, or of another type.
     """
     if dim is None:
         return squeezed
-    if isinstance(dim, (Squeezed, Blocked, Element, BoundedSlice)):
+    if isinstance(dim, BlockDim):
         return dim
     if type(dim) is type and dim is Squeezed:
         return squeezed
-    return Blocked(_size(dim, "A dimension of a block shape"))
+    if number is None:
+        return Blocked(_size(dim, "A dimension of a block shape"))
+    return Blocked(_size(dim, f"Dimension {number} of the block shape", block_shape=spelled(shape)))
+
+
+def spelled(shape: Sequence[Any]) -> str:
+    """A block shape as its author wrote it: `(8, None, Element(4))`."""
+
+    def one(dim):
+        return "None" if isinstance(dim, Squeezed) else str(dim.block_size) if isinstance(dim, Blocked) else repr(dim)
+
+    return f"({', '.join(map(one, shape))}{',' if len(shape) == 1 else ''})"
 
 
 def block_size(dim: Any) -> int:
@@ -186,27 +237,34 @@ class BlockSpec:
 
     def __post_init__(self) -> None:
         if self.block_shape is not None:
-            if isinstance(self.block_shape, (int, np.integer)):
-                raise ValueError(
-                    explain(
-                        f"block_shape is a sequence with one entry a dimension, not {self.block_shape!r}.",
-                        hint=f"write pl.BlockSpec(({self.block_shape},), …)",
-                    )
-                )
             if callable(self.block_shape):
-                raise ValueError(
-                    explain(
-                        "The first argument of BlockSpec is the block shape, but a function was given.",
-                        hint="the order is pl.BlockSpec(block_shape, index_map)",
-                    )
+                raise mistake(
+                    ValueError,
+                    "The first argument of BlockSpec is the block shape, but it got a function.",
+                    hint="the order is pl.BlockSpec(block_shape, index_map)",
+                )
+            if isinstance(self.block_shape, str) or not isinstance(self.block_shape, Iterable):
+                raise mistake(
+                    ValueError,
+                    "The block shape of a BlockSpec is a tuple with one entry for each dimension of the array, not "
+                    f"{kind_of(self.block_shape)}.",
+                    hint="pl.BlockSpec((8, 128), index_map); a block of one dimension is (128,)",
                 )
             self.block_shape = tuple(self.block_shape)
-            for dim in self.block_shape:
-                as_block_dim(dim)
+            for number, dim in enumerate(self.block_shape):
+                as_block_dim(dim, number, self.block_shape)
         if self.index_map is not None and not callable(self.index_map):
-            raise ValueError(f"index_map must be a function of the grid indices, not {self.index_map!r}.")
+            raise mistake(
+                ValueError,
+                f"The index map of a BlockSpec is a function of the grid indices, not {kind_of(self.index_map)}.",
+                hint="pl.BlockSpec((8, 128), lambda i, j: (i, j)); a constant map is lambda i, j: (0, 0)",
+            )
         if self.pipeline_mode is not None and not isinstance(self.pipeline_mode, Buffered):
-            raise ValueError(f"pipeline_mode is a pl.Buffered or None, not {self.pipeline_mode!r}.")
+            raise mistake(
+                ValueError,
+                f"The pipeline mode of a BlockSpec is a pl.Buffered or None, not {kind_of(self.pipeline_mode)}.",
+                hint="a memory space is passed by keyword: pl.BlockSpec(block_shape, index_map, memory_space=…)",
+            )
 
     def replace(self, **changes: Any) -> BlockSpec:
         """A copy with some fields replaced."""

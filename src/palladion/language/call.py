@@ -21,7 +21,7 @@ import jax
 from palladion import config, executors, jaxlink
 from palladion.language import frames, specs
 from palladion.language.blocks import GridSpec, no_block_spec
-from palladion.language.check import check_kernel
+from palladion.language.check import check_kernel, refuse_result
 from palladion.language.compiler_params import CompilerParams
 from palladion.language.cost import CostEstimate
 from palladion.language.grid import GridMapping, make_block_mapping
@@ -219,12 +219,8 @@ def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[i
 
     def checked(*flat):
         args, kwargs = arguments(flat)
-        out = kernel(*args, **kwargs)
-        if out is not None:  # found here, before JAX has words of its own for a returned Ref or string
-            raise ValueError(
-                f"{where} should return None. It returns a PyTree: {jax.tree.structure(out)}\n"
-                "  fix: write results into the output Refs, o_ref[...] = value, and return nothing"
-            )
+        # The result is looked at here, before JAX has words of its own for a returned Ref or string.
+        refuse_result(kernel, kernel(*args, **kwargs))
 
     info = jaxlink.debug_info("pallas_call kernel", kernel, refs)
     frame = frames.Frame(grid, name)

@@ -4,11 +4,13 @@
   written);
 - a store to an input Ref that no output aliases (fault kind 14), or to a scalar-prefetch Ref that index maps read
   while blocks are in flight (fault kind 17).
+
+The eager interpreter, which has no jaxpr, makes the last checks as it goes, with the words from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -75,28 +77,40 @@ def _first_write(jaxpr: Any, var: Any) -> str | None:
 
 def _check_writes(jaxpr: Any, grid_mapping: GridMapping, aliases: dict[int, int], name: str) -> None:
     written = jaxlink.written_vars(jaxpr)
-    n_prefetch = grid_mapping.num_prefetch
-    mappings = (*grid_mapping.prefetch_mappings, *grid_mapping.inputs)
-    maps_read = [m for m in grid_mapping.block_mappings if n_prefetch and reads_prefetch(m)]
-    for i, (var, mapping) in enumerate(zip(jaxpr.invars, mappings)):
-        if var not in written or i in aliases:
-            continue
-        if i < n_prefetch:
-            if maps_read:
-                raise ValueError(
-                    explain(
-                        f"The kernel {name} writes to {mapping.origin}, which the index map of {maps_read[0].origin} "
-                        "reads while blocks are in flight.",
-                        where=_first_write(jaxpr, var),
-                        hint="copy the values to scratch and change them there",
-                    )
-                )
-            continue
+    for i, var in enumerate(jaxpr.invars[: grid_mapping.num_prefetch + grid_mapping.num_inputs]):
+        if var in written and i not in aliases and (refusal := store_refusal(grid_mapping, i, name)) is not None:
+            raise refusal(_first_write(jaxpr, var))
+
+
+def store_refusal(grid_mapping: GridMapping, i: int, name: str) -> Callable[[str | None], ValueError] | None:
+    """Why a kernel may not store to operand `i` (scalar prefetch included) that no output aliases.
+
+    Returns:
+      None if it may, else a function from the user's `file:line` to the exception.
+    """
+    mapping = (*grid_mapping.prefetch_mappings, *grid_mapping.inputs)[i]
+    if i < grid_mapping.num_prefetch:
+        reader = next((m for m in grid_mapping.block_mappings if reads_prefetch(m)), None)
+        if reader is None:
+            return None
+        why = f"which the index map of {reader.origin} reads while blocks are in flight"
+        hint = "copy the values to scratch and change them there"
+    else:
+        why = "which is not aliased to an output"
+        hint = (
+            f"write to an output or scratch Ref, or pass input_output_aliases={{{i}: <output number>}} to update the "
+            "operand in place"
+        )
+    return lambda where: ValueError(
+        explain(f"The kernel {name} writes to {mapping.origin}, {why}.", where=where, hint=hint)
+    )
+
+
+def refuse_result(kernel: Callable, out: Any) -> None:
+    """Raise ValueError if a kernel returned something."""
+    if out is not None:
         raise ValueError(
-            explain(
-                f"The kernel {name} writes to {mapping.origin}, which is not aliased to an output.",
-                where=_first_write(jaxpr, var),
-                hint=f"write to an output or scratch Ref, or pass input_output_aliases={{{i}: <output number>}} to "
-                "update the operand in place",
-            )
+            f"The kernel function in the pallas_call {jaxlink.function_location(kernel)} should return None. It returns "
+            f"a PyTree: {jax.tree.structure(out)}\n"
+            "  fix: write results into the output Refs, o_ref[...] = value, and return nothing"
         )

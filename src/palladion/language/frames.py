@@ -14,6 +14,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from palladion.errors import count_of, mistake, noting_traced_values
+
+MAX_DEPTH = 32  # kernels in kernels; far more than meaning has, far less than Python's stack
+
 
 @dataclasses.dataclass
 class Frame:
@@ -42,10 +46,22 @@ def _stack() -> list[Frame | str]:
 
 @contextlib.contextmanager
 def kernel(frame: Frame):
-    """Run a block inside a kernel's frame."""
+    """Run a block inside a kernel's frame.
+
+    Raises:
+      RecursionError: kernels call kernels without end.
+    """
+    if len(_stack()) >= MAX_DEPTH:
+        raise mistake(
+            RecursionError,
+            f"The kernel {frame.name} is called inside {MAX_DEPTH} other kernel calls: it calls itself without end.",
+            hint="a kernel cannot call itself; loop with pl.loop or lax.fori_loop",
+        )
+    reason = f"In the kernel {frame.name}, program ids and what Refs hold are known only when it runs."
     _stack().append(frame)
     try:
-        yield frame
+        with contextlib.nullcontext() if frame.eager else noting_traced_values(reason):
+            yield frame
     finally:
         _stack().pop()
 
@@ -55,7 +71,9 @@ def no_kernel(what: str):
     """Run a block where kernel operations mean nothing; `what` names it in messages."""
     _stack().append(what)
     try:
-        yield
+        advice = "compute with the grid indices: jnp.where for a choice, // and % for arithmetic"
+        with noting_traced_values(f"In {what}, grid indices are known only when the kernel runs.", advice=advice):
+            yield
     finally:
         _stack().pop()
 
@@ -75,8 +93,12 @@ def required(operation: str) -> Frame:
     frame = current()
     if frame is None:
         stack = _stack()
+        if stack:
+            hint = "an index map gets the grid indices as its parameters; bind sizes when the spec is made"
+        else:
+            hint = "call it in the function given to pl.pallas_call, or in what that calls"
         where = f"in {stack[-1]}" if stack else "outside a kernel"
-        raise ValueError(f"{operation} can only be used inside a kernel; it was called {where}.")
+        raise mistake(ValueError, f"{operation} can only be used inside a kernel; it was called {where}.", hint=hint)
     return frame
 
 
@@ -94,4 +116,4 @@ def check_arity(function: Callable, count: int, message: Callable[[str], str], n
     except TypeError:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         positional = [p for p in signature.parameters.values() if p.kind in kinds]
-        raise TypeError(message(f"{len(positional)} parameter(s) {signature}")) from None
+        raise TypeError(message(f"{count_of(len(positional), 'parameter')} {signature}")) from None

@@ -21,16 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import explain
-from palladion.language import frames
+from palladion.errors import count_of, explain, kind_of, mistake
+from palladion.language import frames, indexing
 from palladion.language.blocks import (
     BlockSpec,
     BoundedSlice,
     Element,
+    Indirect,
     NoBlockSpec,
     Squeezed,
     as_block_dim,
     block_size,
+    spelled,
 )
 from palladion.language.refs import KernelRef, MemorySpace
 
@@ -79,11 +81,12 @@ class BlockMapping:
         result = []
         for b, n in zip(self.block_shape, self.array.shape):
             if isinstance(b, Element):
-                result.append((0, max(n + sum(b.padding) - 1, 0)))
-            elif isinstance(b, (Squeezed, BoundedSlice)):
-                result.append((0, max(n - 1, 0)))
+                count = n + sum(b.padding)
+            elif isinstance(b, (Squeezed, BoundedSlice, Indirect)):
+                count = n
             else:
-                result.append((0, max(-(-n // b.block_size) - 1, 0) if b.block_size else 0))
+                count = -(-n // b.block_size) if b.block_size else 0
+            result.append((0, jaxlink.max_dim(count - 1, 0)))
         return tuple(result)
 
     @property
@@ -96,13 +99,18 @@ class BlockMapping:
     def covers_array(self) -> bool:
         """Whether the block is the whole array, so that its only window starts at 0."""
         return all(
-            not isinstance(b, (Element, BoundedSlice)) and s == n
+            not isinstance(b, (Element, BoundedSlice, Indirect)) and s == n
             for b, s, n in zip(self.block_shape, self.sizes, self.array.shape)
         )
 
     @property
     def is_default_map(self) -> bool:
         return self.map_location is None
+
+    @property
+    def indirect(self) -> int | None:
+        """The dimension that is `Indirect`, or None."""
+        return next((d for d, b in enumerate(self.block_shape) if isinstance(b, Indirect)), None)
 
     @property
     def results_per_dim(self) -> tuple[int, ...]:
@@ -126,7 +134,7 @@ class BlockMapping:
                 result.append((index - b.padding[0], None))
             elif isinstance(b, BoundedSlice):
                 result.append((index, clip(size, 0, b.block_size)))
-            elif isinstance(b, Squeezed):
+            elif isinstance(b, (Squeezed, Indirect)):
                 result.append((index, None))
             else:
                 result.append((index * b.block_size, None))
@@ -228,30 +236,37 @@ def make_block_mapping(
     else:
         block = tuple(as_block_dim(b) for b in spec.block_shape)
         if len(block) != len(array.shape):
-            raise ValueError(
-                explain(
-                    f"The block shape of {origin} has {len(block)} dimension(s), but the array has {len(array.shape)}.",
-                    block_shape=tuple(spec.block_shape),
-                    array=f"{array.dtype}{list(array.shape)}",
-                    hint="give one entry for each dimension of the array; None squeezes a dimension away",
-                )
+            raise mistake(
+                ValueError,
+                f"The block shape of {origin} has {count_of(len(block), 'dimension')}, but the array has "
+                f"{len(array.shape)}.",
+                block_shape=spelled(spec.block_shape),
+                array=kind_of(array),
+                hint="give one entry for each dimension of the array; None squeezes a dimension away",
             )
+    if sum(isinstance(b, Indirect) for b in block) > 1:
+        raise mistake(
+            ValueError,
+            f"The block shape of {origin} has more than one Indirect dimension.",
+            block_shape=spelled(block),
+            hint="gather along one dimension; the others take block numbers or pl.Element offsets",
+        )
     jaxpr, location = _trace_index_map(spec.index_map, block, grid, prefetch_refs, prefetch_tree, origin)
     return BlockMapping(block, jaxpr, array, space, spec.pipeline_mode, origin, location)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Whole:
-    """The block dimension of an operand without a block shape: all of it, even when that is 0 elements."""
+    """The block dimension of an operand without a block shape: all of it, even 0 or a symbolic number of elements."""
 
-    block_size: int
+    block_size: Any
 
     def __repr__(self) -> str:
         return f"Blocked(block_size={self.block_size})"
 
 
 def _whole(n: int) -> Any:
-    return as_block_dim(n) if n else _Whole(0)
+    return as_block_dim(n) if isinstance(n, int) and n else _Whole(n)
 
 
 def _trace_index_map(index_map, block, grid, prefetch_refs, prefetch_tree, origin) -> tuple[Any, str | None]:
@@ -261,7 +276,7 @@ def _trace_index_map(index_map, block, grid, prefetch_refs, prefetch_tree, origi
     if index_map is None:
         location, index_map, n_args = None, _zeros(block), len(grid) + len(prefetch_tree.children())
     else:
-        location, n_args = jaxlink.function_location(index_map), len(grid) + len(prefetch_tree.children())
+        location, n_args = jaxlink.defined_at(index_map), len(grid) + len(prefetch_tree.children())
     what = f"The index map of {origin}"
 
     def flat_map(*args):
@@ -272,65 +287,74 @@ def _trace_index_map(index_map, block, grid, prefetch_refs, prefetch_tree, origi
         index_map,
         n_args,
         lambda takes: explain(
-            f"{what} takes {takes}, but is called with {n_args} argument(s): {len(grid)} grid indices"
-            + (f" and {n_args - len(grid)} scalar-prefetch Refs." if prefetch_refs else "."),
+            f"{what} takes {takes}, but it gets {count_of(len(grid), 'grid index', 'grid indices')}"
+            + (f" and {count_of(n_args - len(grid), 'scalar-prefetch Ref')}." if prefetch_refs else "."),
             where=location,
             grid=grid,
             hint="an index map has one parameter for each grid axis, then one for each scalar-prefetch operand",
         ),
     )
     with frames.no_kernel("an index map"):
-        info = jaxlink.debug_info("index map", index_map, ())
+        info = jaxlink.debug_info("index map", index_map, ids)
         jaxpr, _ = jaxlink.trace_to_jaxpr(flat_map, [*ids, *prefetch_refs], info)
     if jaxpr.consts:
         kinds = ", ".join(v.aval.str_short(short_dtypes=True) for v in jaxpr.constvars)
-        raise ValueError(
-            explain(
-                f"{what} captures values [{kinds}] that are not its parameters.",
-                where=location,
-                hint="index maps may use Python integers and their parameters; pass run-time values as "
-                "scalar-prefetch operands (pltpu.PrefetchScalarGridSpec)",
-            )
+        raise mistake(
+            ValueError,
+            f"{what} captures values [{kinds}] that are not its parameters.",
+            where=location,
+            hint="an index map uses its parameters and Python numbers; values known at run time are passed as "
+            "scalar-prefetch operands (pltpu.PrefetchScalarGridSpec)",
         )
     if jaxlink.written_vars(jaxpr) or jaxlink.effects_outside(jaxpr):
-        raise ValueError(
-            explain(
-                f"{what} has side effects: it must only compute indices.",
-                where=location,
-                hint="move prints and writes into the kernel",
-            )
+        raise mistake(
+            ValueError,
+            f"{what} has side effects: it must only compute indices.",
+            where=location,
+            hint="move prints and writes into the kernel",
         )
     return jaxpr, location
 
 
 def _zeros(block) -> Callable:
     """The default index map: the first block in every dimension."""
-    first = tuple(jaxlink.ds(0, b.block_size) if isinstance(b, BoundedSlice) else 0 for b in block)
-    return lambda *_: first
+
+
+    def first(b):
+        if isinstance(b, BoundedSlice):
+            return jaxlink.ds(0, b.block_size)
+        return jnp.arange(b.block_size) if isinstance(b, Indirect) else 0
+
+    return lambda *_: tuple(first(b) for b in block)
 
 
 def _flat_results(out, block, what, location) -> list[Any]:
     """One int32 scalar for each dimension (two for a BoundedSlice), checked."""
-    out = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+    if out is None and block:
+        raise mistake(
+            ValueError, f"{what} returns nothing.", where=location, hint="return a tuple of block indices: return (i, j)"
+        )
+    out = tuple(out) if isinstance(out, (tuple, list)) else () if out is None else (out,)
     if len(out) != len(block):
-        raise ValueError(
-            explain(
-                f"{what} returns {len(out)} value(s), but the block has {len(block)} dimension(s).",
-                where=location,
-                block_shape=block,
-                hint="return one block index for each dimension of the block shape, squeezed ones included",
-            )
+        raise mistake(
+            ValueError,
+            f"{what} returns {count_of(len(out), 'value')}, but the block has {count_of(len(block), 'dimension')}.",
+            where=location,
+            block_shape=spelled(block),
+            hint="return one block index for each dimension of the block shape, squeezed ones included",
         )
     flat: list[Any] = []
     for d, (value, b) in enumerate(zip(out, block)):
+        if isinstance(b, Indirect):
+            flat.append(_as_indices(value, b, f"{what} returns {{}} for dimension {d}, which is {b}", location))
+            continue
         if isinstance(value, jaxlink.Slice) != isinstance(b, BoundedSlice):
-            raise ValueError(
-                explain(
-                    f"{what} gives {'a slice' if isinstance(value, jaxlink.Slice) else 'a number'} for dimension {d}, "
-                    f"which is {b}.",
-                    where=location,
-                    hint="BoundedSlice dimensions take pl.ds(start, size); all others take an integer",
-                )
+            raise mistake(
+                ValueError,
+                f"{what} returns {'a slice' if isinstance(value, jaxlink.Slice) else 'a number'} for dimension {d}, "
+                f"which is {b}.",
+                where=location,
+                hint="BoundedSlice dimensions take pl.ds(start, size); all others take an integer",
             )
         parts = [value.start, value.size] if isinstance(value, jaxlink.Slice) else [value]
         flat += [_as_index(p, f"{what} returns {{}} for dimension {d}", location) for p in parts]
@@ -338,13 +362,27 @@ def _flat_results(out, block, what, location) -> list[Any]:
 
 
 def _as_index(value, what, location):
-    ref = isinstance(value, jaxlink.TransformedRef) or (
-        isinstance(value, jax.Array) and isinstance(jaxlink.typeof(value), jaxlink.AbstractRef)
-    )
-    kind = value if ref or hasattr(value, "dtype") else np.asarray(value)
-    shape, dtype = kind.shape, kind.dtype
-    if ref or shape != () or not jnp.issubdtype(dtype, jnp.integer):
-        kind = "a Ref" if ref else f"{type(value).__name__} {dtype}{list(shape)}"
-        hint = "read the Ref: table_ref[i]" if ref else "return integers: use // instead of /"
-        raise ValueError(explain(f"{what.format(kind)}; it must be an integer scalar.", where=location, hint=hint))
+    ref = indexing.is_ref(value)
+    dtype = None if ref else np.asarray(value).dtype if not hasattr(value, "dtype") else value.dtype
+    if dtype is None or np.shape(value) or not jnp.issubdtype(dtype, jnp.integer):
+        if ref:
+            kind, hint = f"the Ref {indexing.label_of(value)}", "read an element of the Ref: table_ref[i]"
+        else:
+            kind, hint = kind_of(value), "an index map returns integers: // instead of /, .astype(jnp.int32) of a bool"
+        raise mistake(ValueError, f"{what.format(kind)}; it must be an integer scalar.", where=location, hint=hint)
+    if not isinstance(value, jax.Array) and not -(2**31) <= int(value) < 2**31:
+        raise mistake(ValueError, f"{what.format(value)}, which is not a 32-bit integer.", where=location)
     return jnp.asarray(value).astype(jnp.int32) if isinstance(value, jax.Array) else np.int32(value)
+
+
+def _as_indices(value, dim, what, location):
+    """The index vector of an Indirect dimension."""
+    value = value[...] if indexing.is_ref(value) else jnp.asarray(value)
+    if value.shape != (dim.block_size,) or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise mistake(
+            ValueError,
+            f"{what.format(kind_of(value))}; it must be {dim.block_size} integers in an array or a Ref.",
+            where=location,
+            hint=f"return table_ref.at[pl.ds(i * {dim.block_size}, {dim.block_size})], or that many indices in an array",
+        )
+    return value.astype(jnp.int32)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -120,6 +121,21 @@ def run_state(f: Callable[..., None]) -> Callable[[Any], Any]:
         return jax.tree.unflatten(tree, held[len(consts) :])
 
     return call
+
+
+@contextlib.contextmanager
+def pallas_export_experimental(dynamic_shapes: bool) -> Iterator[None]:
+    """For programs that export kernels with symbolic shapes: `with pl.pallas_export_experimental(True): export(…)`.
+
+    Palladion's reference interpreter takes symbolic array sizes and grids (block sizes stay static) with or without
+    this context; it checks its argument and is otherwise there so that such programs run unchanged.
+
+    Raises:
+      TypeError: `dynamic_shapes` is not a bool.
+    """
+    if not isinstance(dynamic_shapes, bool):
+        raise TypeError(f"pallas_export_experimental takes True or False, not {dynamic_shapes!r}.")
+    yield
 
 
 def lower_as_mlir(

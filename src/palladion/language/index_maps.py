@@ -21,6 +21,7 @@ from jax import lax
 
 from palladion import jaxlink
 from palladion.errors import PalladionWarning, explain
+from palladion.language.blocks import Indirect
 from palladion.language.grid import BlockMapping, GridMapping
 
 MAX_POINTS = 1 << 20  # a larger grid is looked at in its corners and along its axes only
@@ -58,15 +59,17 @@ def evaluate(mapping: BlockMapping, points: np.ndarray, prefetch: Sequence[np.nd
       prefetch: values of the scalar-prefetch operands; needed when the map reads them.
 
     Returns:
-      for each flat result, an int array [points].
+      for each flat result, an int array [points] ([points, indices] for an Indirect dimension).
     """
     n, missing = points.shape[1], len(mapping.index_map.invars) - len(points) - len(prefetch)
     operands = [*prefetch, *[None] * missing]  # None: not read, or the caller would have passed it
     try:
+        if any(isinstance(b, Indirect) for b in mapping.block_shape):
+            raise _NoRule
         results = _run(mapping.index_map, [*points, *operands])
     except _NoRule:
         results = _evaluate_with_jax(mapping, points, operands)
-    return [np.broadcast_to(r, (n,)).astype(np.int64) for r in results]
+    return [np.broadcast_to(r, (n, *np.shape(r)[1:])).astype(np.int64) for r in results]
 
 
 class _NoRule(Exception):
@@ -173,11 +176,13 @@ def out_of_range(grid_mapping: GridMapping, prefetch: Sequence[np.ndarray] | Non
         for d, ((index, _), extent) in enumerate(zip(mapping.indices(flat), mapping.extents)):
             if not mapping.array.shape[d]:
                 continue
-            outside = np.flatnonzero((index < extent[0]) | (index > extent[1]))
+            bad = (index < extent[0]) | (index > extent[1])
+            outside = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
             if outside.size:
                 first = outside[0]
+                index = index[first][bad[first]].ravel() if bad.ndim > 1 else index[first : first + 1]
                 point = tuple(int(i) for i in grid_mapping.kernel_ids(list(points[:, first])))
-                found.append(OutOfRange(mapping, d, int(index[first]), extent, point))
+                found.append(OutOfRange(mapping, d, int(index[0]), extent, point))
                 break
     return found
 

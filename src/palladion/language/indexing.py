@@ -23,20 +23,28 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
-from palladion.errors import explain
+from palladion.errors import count_of, kind_of, mistake
+from palladion.language import frames
 
 Slice = jaxlink.Slice
+
+
+def is_ref(x: Any) -> bool:
+    """Whether a value is a Ref or a view of one, not an array."""
+    if isinstance(x, (jax.Array, jaxlink.Tracer)):
+        return isinstance(jaxlink.typeof(x), jaxlink.AbstractRef)
+    return isinstance(x, (jaxlink.TransformedRef, jax.Ref))
 
 
 def label_of(target: Any) -> str:
     """How messages call a Ref or view: its parameter name and role."""
     if isinstance(target, jaxlink.TransformedRef):
-        return f"a view of {label_of(target.ref)}"
+        return f"a view of {label_of(target.ref)}" if target.transforms else label_of(target.ref)
     return getattr(jaxlink.typeof(target), "label", "the Ref")
 
 
-def _fail(kind: type, headline: str, hint: str | None = None) -> Exception:
-    return kind(explain(headline, where=jaxlink.current_location(), hint=hint))
+def _fail[E: Exception](kind: type[E], headline: str, hint: str) -> E:
+    return mistake(kind, headline, hint=hint)
 
 
 def full_shape(dims: tuple[int, ...], view: Any) -> tuple[int, ...]:
@@ -47,7 +55,11 @@ def full_shape(dims: tuple[int, ...], view: Any) -> tuple[int, ...]:
         if rest and total % rest == 0:
             dims = tuple(total // rest if d == -1 else d for d in dims)
     if any(d < 0 for d in dims) or math.prod(dims) != total:
-        raise _fail(ValueError, f"{label_of(view)} of shape {tuple(view.shape)} cannot be seen as shape {dims}.")
+        raise _fail(
+            ValueError,
+            f"{label_of(view)} of shape {tuple(view.shape)} cannot be seen as shape {dims}.",
+            f"a reshaped view has the same number of elements, {total}",
+        )
     return dims
 
 
@@ -67,6 +79,7 @@ def check_bitcast(view: Any, dtype: Any) -> None:
             ValueError,
             f"{label_of(view)} of shape {shape} and dtype {view.dtype} cannot be seen as {dtype}: "
             f"{shape[-2]} rows of {old} bits are not a whole number of rows of {new} bits.",
+            f"make the second-to-last dimension a multiple of {new // math.gcd(old, new)}",
         )
 
 
@@ -99,7 +112,11 @@ def write(target: Any, idx: Any, value: Any) -> None:
         return
     items = _items(target, idx, "write")
     if any(i is None for i in items):
-        raise _fail(IndexError, f"A write to {label_of(target)} cannot use new axes (None).")
+        raise _fail(
+            IndexError,
+            f"A write to {label_of(target)} cannot use new axes (None).",
+            "leave None out, and give the value the shape of what is indexed: value[0], value.reshape(…)",
+        )
     indexer = _indexer(target, items)
     shape = tuple(target.shape) if indexer is None else tuple(indexer.get_indexer_shape())
     _set(target, indexer, as_stored(target, value, shape))
@@ -107,22 +124,28 @@ def write(target: Any, idx: Any, value: Any) -> None:
 
 def as_stored(target: Any, value: Any, shape: tuple[int, ...]) -> jax.Array:
     """`value` ready to be stored in `shape` elements of `target`, or a refusal that says how to convert it."""
-    if isinstance(value, jaxlink.TransformedRef) or isinstance(_type_of(value), jaxlink.AbstractRef):
+    if is_ref(value):
         raise _fail(
             ValueError,
-            f"{label_of(value)} is stored in {label_of(target)}: a Ref is not a value.",
+            f"Cannot store the Ref {label_of(value)} in {label_of(target)}: a Ref is not a value.",
             "read it first: o_ref[...] = x_ref[...]",
         )
     try:
         value = value if isinstance(value, jax.Array) else jnp.asarray(value)
-    except TypeError as error:
-        raise _fail(TypeError, f"{value!r} cannot be stored in {label_of(target)}.") from error
+    except (TypeError, ValueError) as error:
+        raise _fail(
+            TypeError,
+            f"Cannot write {kind_of(value)} to {label_of(target)}: it is not an array.",
+            "Refs take arrays and numbers",
+        ) from error
     if tuple(value.shape) != tuple(shape):
+        whole = tuple(shape) == tuple(target.shape)
+        part = f"which has shape {shape}" if whole else f"where the index selects shape {shape}"
         raise _fail(
             ValueError,
-            f"Cannot write a value of shape {tuple(value.shape)} to {tuple(shape)} elements of {label_of(target)} "
-            f"(shape {tuple(target.shape)}).",
-            "stores do not broadcast: use jnp.full / jnp.broadcast_to(value, shape), or index the part meant",
+            f"Cannot write a value of shape {tuple(value.shape)} to {label_of(target)}, {part}.",
+            "stores do not broadcast: write jnp.full(shape, number) or jnp.broadcast_to(value, shape), or index the "
+            "part that is meant",
         )
     if value.dtype != target.dtype:
         same_kind = any(
@@ -131,8 +154,8 @@ def as_stored(target: Any, value: Any, shape: tuple[int, ...]) -> jax.Array:
         if not (jaxlink.is_weak(value) and same_kind):
             raise _fail(
                 ValueError,
-                f"Cannot write a {value.dtype} value to {label_of(target)}, which holds {target.dtype}.",
-                "stores do not convert: write value.astype(ref.dtype)",
+                f"Cannot write a value of dtype {value.dtype} to {label_of(target)}, which holds {target.dtype}.",
+                "stores do not convert: write value.astype(o_ref.dtype)",
             )
         value = lax.convert_element_type(value, target.dtype)
     return value
@@ -143,7 +166,9 @@ def _masked_store(target: Any, mask: Any, value: Any) -> None:
     shape = tuple(target.shape)
     if tuple(mask.shape) != shape[: mask.ndim]:
         raise _fail(
-            IndexError, f"A mask of shape {tuple(mask.shape)} does not fit {label_of(target)} of shape {shape}."
+            IndexError,
+            f"A mask of shape {tuple(mask.shape)} does not fit {label_of(target)} of shape {shape}.",
+            "a mask has the shape of the Ref, or of its leading dimensions",
         )
     if jnp.ndim(value) and tuple(jnp.shape(value)) != shape:
         raise _fail(
@@ -166,12 +191,18 @@ def make_indexer(target: Any, idx: Any, verb: str) -> Any:
 
 
 # --- from what the user wrote to one item a dimension ---------------------------------------------------------------
-def _type_of(x: Any) -> Any:
-    return jaxlink.typeof(x) if isinstance(x, jax.Array) else None
-
-
 def _is_array(item: Any) -> bool:
     return isinstance(item, jax.Array) and item.ndim > 0
+
+
+def _is_run_time(x: Any) -> bool:
+    """Whether a value is known at run time only. Where the kernel's own Python runs, that is every JAX array."""
+    return isinstance(x, jaxlink.Tracer) or (isinstance(x, jax.Array) and _runs_eagerly())
+
+
+def _runs_eagerly() -> bool:
+    frame = frames.current()
+    return frame is not None and frame.eager is not None
 
 
 def _is_bool(x: Any) -> bool:
@@ -181,7 +212,7 @@ def _is_bool(x: Any) -> bool:
 def _run_time_mask(target: Any, idx: Any) -> Any:
     """The mask, when the index is one boolean array whose values are known only at run time."""
     idx = idx[0] if isinstance(idx, tuple) and len(idx) == 1 else idx
-    return idx if isinstance(idx, jaxlink.Tracer) and _is_bool(idx) and idx.ndim else None
+    return idx if _is_run_time(idx) and _is_bool(idx) and idx.ndim else None
 
 
 def _items(target: Any, idx: Any, verb: str) -> list[Any]:
@@ -192,10 +223,14 @@ def _items(target: Any, idx: Any, verb: str) -> list[Any]:
     width = sum(_consumes(i) for i in given)
     if width > len(shape):
         raise _fail(
-            IndexError, f"Too many indices: cannot {verb} {label_of(target)} of shape {shape} with {len(given)}."
+            IndexError,
+            f"Too many indices: cannot {verb} {label_of(target)} of shape {shape} with {width} of them.",
+            "give at most one for each dimension; squeezed block dimensions (None) are not dimensions of the Ref",
         )
     if (dots := sum(i is Ellipsis for i in given)) > 1:
-        raise _fail(IndexError, f"An index of {label_of(target)} can have one `...` only.")
+        raise _fail(
+            IndexError, f"An index of {label_of(target)} can have only one `...`.", "write : for one dimension"
+        )
     if not dots:
         given.append(Ellipsis)
     items: list[Any] = []
@@ -248,7 +283,7 @@ def _one(target: Any, item: Any, dim: int, verb: str) -> list[Any]:
 
 
 def _from_slice(name: str, item: slice, size: int) -> Slice:
-    if any(isinstance(b, jaxlink.Tracer) for b in (item.start, item.stop, item.step)):
+    if any(_is_run_time(b) for b in (item.start, item.stop, item.step)):
         raise _fail(
             IndexError,
             f"A slice of {name} has bounds known only at run time.",
@@ -302,7 +337,10 @@ def _constant_array(name: str, values: np.ndarray, dim: int, size: int) -> jax.A
         raise _fail(
             IndexError, f"Index {bad} is out of range for dimension {dim} of {name}, which has {size} elements."
         )
-    flat = np.where(values < 0, values + size, values).astype(np.int32).ravel()
+    values = np.where(values < 0, values + size, values).astype(np.int32)
+    if _runs_eagerly():
+        return jnp.asarray(values)
+    flat = values.ravel()
     runs = np.split(flat, np.flatnonzero(np.diff(flat) != 1) + 1)
     parts = [lax.iota(np.int32, len(run)) + np.int32(run[0]) for run in runs if len(run)]
     whole = lax.concatenate(parts, 0) if parts else lax.iota(np.int32, 0)

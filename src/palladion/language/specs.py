@@ -37,6 +37,8 @@ def normalise_grid(grid: Any, name: str) -> tuple[tuple[int | None, ...], list[A
     static: list[int | None] = []
     dynamic = []
     for axis, size in enumerate(axes):
+        if jaxlink.is_symbolic_dim(size):  # jax.export with symbolic shapes
+            size = jnp.asarray(jaxlink.dimension_as_value(size))
         if isinstance(size, jax.Array):
             if size.shape != () or not jnp.issubdtype(size.dtype, jnp.integer):
                 raise TypeError(

@@ -187,7 +187,8 @@ class _Sequence:
 
 def _table(mapping: BlockMapping, points: np.ndarray | None) -> list[tuple[np.ndarray, Any]] | None:
     """Clamped (start, size) columns over all programs, where the index map alone decides them."""
-    if points is None or reads_prefetch(mapping):
+    symbolic = any(jaxlink.is_symbolic_dim(n) for n in mapping.array.shape)
+    if points is None or symbolic or reads_prefetch(mapping) or mapping.indirect is not None:
         return None
     pairs = mapping.window(mapping.indices(evaluate(mapping, points)), clip=np.clip)
     return [(s.astype(np.int32), None if n is None else n.astype(np.int32)) for s, n in pairs]

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion.language.blocks import BoundedSlice, Element, Squeezed
+from palladion import jaxlink
+from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed, squeezed
 from palladion.language.grid import BlockMapping
 from palladion.reference.evaluate import uninitialized
 
@@ -48,12 +49,12 @@ class Window:
             elif isinstance(b, Element):
                 low.append(b.padding[0] > 0)
                 high.append(True)
-            elif isinstance(b, Squeezed):
+            elif isinstance(b, (Squeezed, Indirect)):
                 low.append(False)
                 high.append(n == 0)
             else:
                 low.append(False)
-                high.append(isinstance(b, BoundedSlice) or (size > 0 and n % size != 0) or n < size)
+                high.append(isinstance(b, BoundedSlice) or _may_be_ragged(n, size))
         return cls(mapping, tuple(low), tuple(high))
 
     @property
@@ -63,6 +64,9 @@ class Window:
 
     def load(self, array: jax.Array, starts: Starts) -> jax.Array:
         """The kernel's view of the window: squeezed dimensions gone, uninitialised outside the array."""
+        if self.mapping.indirect is not None:
+            row, axis = self._row()
+            return jax.vmap(lambda i: row.load(array, self._row_starts(starts, i)), out_axes=axis)(self._rows(starts))
         if not self.is_array:
             fits, places = self._fit(starts)
             array = _slice(array, places, fits)
@@ -75,11 +79,20 @@ class Window:
 
     def store(self, array: jax.Array, starts: Starts, block: jax.Array) -> jax.Array:
         """`array` with the window replaced by what the kernel left in it; the outside part is dropped."""
+        if self.mapping.indirect is not None:
+            row, axis = self._row()
+            rows = self._rows(starts)
+
+            def one(k, array):
+                part = lax.dynamic_index_in_dim(block, k, axis, keepdims=False)
+                return row.store(array, self._row_starts(starts, rows[k]), part)
+
+            return lax.fori_loop(0, block.shape[axis], one, array)
         block = lax.expand_dims(block, self.mapping.squeezed)
         if self.is_array:
             return block
         fits, places = self._fit(starts)
-        if 0 in fits:
+        if any(isinstance(f, int) and f == 0 for f in fits):
             return array
         if any(self.low) or any(self.high) or any(s is not None for _, s in starts):
             old = _slice(array, places, fits)
@@ -93,9 +106,23 @@ class Window:
             return block
         return lax.dynamic_update_slice(array, block, _int32(places), allow_negative_indices=False)
 
+    def _row(self) -> tuple[Window, int]:
+        """One row of an Indirect block: its window, and the axis of the kernel's Ref that counts rows."""
+        d = self.mapping.indirect
+        assert d is not None
+        block = tuple(squeezed if k == d else b for k, b in enumerate(self.mapping.block_shape))
+        axis = sum(not isinstance(b, Squeezed) for b in self.mapping.block_shape[:d])
+        return dataclasses.replace(self, mapping=dataclasses.replace(self.mapping, block_shape=block)), axis
+
+    def _rows(self, starts: Starts) -> Any:
+        return starts[self.mapping.indirect or 0][0]
+
+    def _row_starts(self, starts: Starts, index: Any) -> Starts:
+        return [(index, None) if d == self.mapping.indirect else s for d, s in enumerate(starts)]
+
     def _fit(self, starts: Starts) -> tuple[list[int], list[Any]]:
         """The largest slice that always fits the array: its sizes, and its starts moved inside."""
-        fits = [min(b, n) for b, n in zip(self.mapping.sizes, self.mapping.array.shape)]
+        fits = [jaxlink.min_dim(b, n) for b, n in zip(self.mapping.sizes, self.mapping.array.shape)]
         places = [
             _clip(start, n - fit) if low or high else start
             for (start, _), n, fit, low, high in zip(starts, self.mapping.array.shape, fits, self.low, self.high)
@@ -105,7 +132,7 @@ class Window:
     def _shift_in(self, x: jax.Array, d: int, shift: Any, fit: int) -> jax.Array:
         """From the slice that fits to the block: `shift` elements further on, uninitialised around."""
         size = self.mapping.sizes[d]
-        before, after = size * self.low[d], max(2 * size - fit, 0) if self.high[d] else 0
+        before, after = size * self.low[d], 2 * size - fit if self.high[d] else 0
         padded = lax.pad(x, uninitialized((), x.dtype), _edges(x.ndim, d, before, after))
         return lax.dynamic_slice_in_dim(padded, shift + before, size, d)
 
@@ -122,6 +149,11 @@ class Window:
         return moved, inside if inside.shape == moved.shape else inside.reshape(shape)
 
 
+def _may_be_ragged(n: Any, size: int) -> bool:
+    """Whether blocks of `size` may fail to tile `n` elements; always, for a symbolic size."""
+    return jaxlink.is_symbolic_dim(n) or n < size or (size > 0 and n % size != 0)
+
+
 def _iota(shape: Sequence[int], d: int) -> jax.Array:
     return lax.broadcasted_iota(np.int32, tuple(n if i == d else 1 for i, n in enumerate(shape)), d)
 
@@ -131,7 +163,9 @@ def _edges(ndim: int, d: int, before: int, after: int) -> list[tuple[int, int, i
 
 
 def _clip(start: Any, high: int) -> Any:
-    return min(max(int(start), 0), high) if isinstance(start, (int, np.integer)) else jnp.clip(start, 0, high)
+    if isinstance(start, (int, np.integer)) and isinstance(high, int):
+        return min(max(int(start), 0), high)
+    return jnp.clip(start, 0, high)
 
 
 def _slice(x: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:

@@ -18,10 +18,10 @@ from typing import Any
 
 from palladion import jaxlink
 from palladion.language import cost
-from palladion.language.blocks import Squeezed, block_size
+from palladion.language.blocks import BoundedSlice, Element, Squeezed
 from palladion.language.grid import BlockMapping
 from palladion.language.ops import run_scoped_p
-from palladion.report.calls import Call, element_bits, short_type, where_of
+from palladion.report.calls import Call, element_bits, where_of
 from palladion.report.targets import TPUS, Limit, Target, limits, on_chip
 from palladion.report.visits import Grid, Visits
 
@@ -34,7 +34,7 @@ class Buffer:
       role: "prefetch", "input", "output" or "scratch".
       name: the kernel's parameter, or its number.
       array: the type of the whole array.
-      block: the block shape; None in it is a squeezed dimension. None for scratch and scalar prefetch.
+      block: see `block_shape`; None for scratch and scalar prefetch.
       memory_space: as jaxprs print it.
       block_bytes: bytes of one block.
       buffers: how many of them there are on chip (0: it stays off chip).
@@ -108,14 +108,13 @@ def footprint(call: Call, target: Target, grid: Grid | None, visits: Sequence[Vi
     for number, (m, seen) in enumerate(zip(mapping.block_mappings, visits)):
         is_input = number < mapping.num_inputs
         count = buffers_of(call, m, target, programs, is_input)
-        block = tuple(None if isinstance(b, Squeezed) else _dim(b) for b in m.block_shape)
         space.add(_Shape(m.ref_shape, m.array.dtype), m.memory_space, count)
         rows.append(
             Buffer(
                 role="input" if is_input else "output",
                 name=_short(m.origin),
                 array=m.array,
-                block=block,
+                block=block_shape(m),
                 memory_space=str(m.memory_space),
                 block_bytes=_bytes(m.ref_shape, m.array.dtype),
                 buffers=count,
@@ -135,7 +134,7 @@ def footprint(call: Call, target: Target, grid: Grid | None, visits: Sequence[Vi
         for ref in _largest_scope(call.jaxpr):
             space.add(ref, ref.memory_space, 1)
     moved = [row.moved_bytes for row in rows if row.role != "scratch" and row.buffers]
-    work = None if call.jaxpr is None or programs is None else cost.count(call.jaxpr)
+    work = None if call.jaxpr is None or programs is None else cost._count(call.jaxpr)
     return Footprint(
         buffers=tuple(rows),
         flops=None if work is None else work.flops * (programs or 0),
@@ -196,8 +195,14 @@ def _bytes(shape: Sequence[int], dtype: Any) -> int:
     return -(-math.prod(shape) * element_bits(dtype) // 8)
 
 
-def _dim(block: Any) -> Any:
-    return block if str(block).startswith(("Element", "BoundedSlice")) else block_size(block)
+def block_shape(mapping: BlockMapping) -> tuple[Any, ...]:
+    """The block shape as a user writes it: ints, "None" for squeezed dimensions, Element(...), BoundedSlice(...)."""
+    def dimension(block, size):
+        if isinstance(block, (Element, BoundedSlice)):
+            return repr(block)
+        return "None" if isinstance(block, Squeezed) else size
+
+    return tuple(map(dimension, mapping.block_shape, mapping.sizes))
 
 
 def _short(label: str) -> str:
@@ -223,4 +228,3 @@ def compute_bound(intensity: float) -> list[str]:
     return [str(i.chip_version) for i in TPUS if intensity >= i.bf16_ops_per_second / i.mem_bw_bytes_per_second]
 
 
-__all__ = ["Buffer", "Footprint", "buffers_of", "compute_bound", "footprint", "short_type"]

@@ -65,7 +65,7 @@ def axis_semantics(call: Call, target: Target, axes: int) -> tuple[str, ...]:
 
 def on_chip(space: Any, target: Target) -> str | None:
     """Which on-chip memory a buffer of this space takes: "vector", "scalar", or None for one that stays off chip."""
-    if space in (MemorySpace.ANY, TpuSpace.HBM, TpuSpace.SEMAPHORE, GpuSpace.GMEM, GpuSpace.REGS, GpuSpace.TMEM):
+    if space in (MemorySpace.ANY, TpuSpace.HBM, TpuSpace.CMEM, TpuSpace.SEMAPHORE, GpuSpace.GMEM, GpuSpace.REGS, GpuSpace.TMEM):
         return None
     return "scalar" if space is TpuSpace.SMEM else "vector"
 

@@ -74,25 +74,29 @@ class Visits:
       grid: the grid points.
       columns: for each result of the index map, int64 [points].
       extents: the number of values that each column can have.
+      outside: how many points asked for a block outside the array.
     """
 
     mapping: BlockMapping
     grid: Grid
     columns: tuple[np.ndarray, ...]
     extents: tuple[int, ...]
+    outside: int
 
     @classmethod
     def of(cls, mapping: BlockMapping, grid: Grid, prefetch: Sequence[np.ndarray] = ()) -> Visits:
         """Evaluate the index map of an operand at all points of the grid."""
         columns, extents = [], []
+        outside = np.zeros(grid.points.shape[1], bool)
         pairs = mapping.indices(evaluate(mapping, grid.points, prefetch))
         for (index, size), block, (low, high) in zip(pairs, mapping.block_shape, mapping.extents):
+            outside |= (index < low) | (index > high)
             columns.append(np.clip(index, low, high))
             extents.append(high + 1)
             if size is not None:
                 columns.append(np.clip(size, 0, block.block_size))
                 extents.append(block.block_size + 1)
-        return cls(mapping, grid, tuple(columns), tuple(extents))
+        return cls(mapping, grid, tuple(columns), tuple(extents), int(outside.sum()))
 
     @functools.cached_property
     def blocks(self) -> np.ndarray:

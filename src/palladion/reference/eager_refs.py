@@ -1,0 +1,354 @@
+"""Refs that hold their values in NumPy, for the eager interpreter.
+
+An `EagerRef` is, to JAX, one more value that only a certain trace understands; that trace, `EagerTrace`, evaluates
+everything at once and gives meaning to the operations on Refs. So the bracket indexing of `language.indexing`, views,
+`jax.ref.get/set/swap/addupdate`, and Refs closed over or passed to `cond`, `jit`, `custom_jvp` or `vmap` take the
+same way as in a traced kernel, refusals included, but every value on it is an ordinary `jax.Array`.
+
+Where JAX traces a function although `jax.disable_jit` holds (`jax.checkpoint`; `cond` and `while_loop` on a batched
+condition under `vmap`), the jaxpr comes back here as an equation with Refs among its operands and is run on values.
+
+Source: fault kind 5 (a run-time index that leaves its Ref is an error, never a silent clamp); NumPy's indexing rules.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from palladion import jaxlink
+from palladion.errors import KernelCheckError, UnsupportedPrimitive, explain
+from palladion.language import ops
+from palladion.reference.evaluate import uninitialized
+from palladion.rules import RuleTable
+
+RULES = RuleTable("the eager interpreter", covers=lambda primitive: primitive not in _MACHINE_ONLY)
+_MACHINE_ONLY: set = set()  # primitives that only a machine gives meaning to; dialects add theirs
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+def to_numpy(x: Any) -> np.ndarray:
+    """A concrete array as NumPy; typed PRNG keys become records of their words, so that they index like numbers."""
+    if not jaxlink.is_opaque(x.dtype):
+        return np.asarray(x)
+    words = np.asarray(jax.random.key_data(x))
+    keys = np.empty(x.shape, [("key", words.dtype, words.shape[x.ndim :])])
+    keys["key"] = words
+    return keys
+
+
+def to_jax(x: np.ndarray, dtype: Any) -> jax.Array:
+    """The values of a buffer, or of a view of one, copied; `dtype` is the Ref's."""
+    return jaxlink.wrap_keys(x["key"], dtype) if x.dtype.names else jnp.asarray(x.copy())
+
+
+@functools.cache
+def _fill(dtype: Any) -> Any:
+    with jaxlink.set_current_trace(jaxlink.eval_trace):
+        return np.asarray(uninitialized((), dtype))
+
+
+def fresh(shape: Sequence[int], dtype: Any, mode: str) -> np.ndarray:
+    """Memory that nothing has written: NaN, the lowest integer, False; or zeros in the mode "zero"."""
+    dtype = np.dtype(dtype)
+    return np.zeros(shape, dtype) if mode == "zero" or dtype.names else np.full(shape, _fill(dtype), dtype)
+
+
+# --- the Ref and the trace ------------------------------------------------------------------------------------------
+class EagerRef(jaxlink.Tracer):
+    """A Ref of a kernel that runs eagerly: all that a traced kernel's Ref is, and `print` shows what it holds.
+
+    Attributes:
+      buffer: the values, a NumPy array; stays readable after the kernel has ended, in a post-mortem debugger say.
+      written: whether the program has stored anything.
+    """
+
+    __slots__ = ("_refusal", "buffer", "written")
+
+    def __init__(self, trace: EagerTrace, aval: Any, buffer: np.ndarray, refusal: Callable | None = None) -> None:
+        """Arguments: `aval` is the abstract Ref; `refusal()` makes the exception for a store, None allows stores."""
+        super().__init__(trace, aval)
+        self.buffer, self.written, self._refusal = buffer, False, refusal
+
+    def __repr__(self) -> str:
+        return f"{self.aval.label}: {self.aval.str_short()}\n{self.buffer}"
+
+    def check_writable(self) -> None:
+        """Raise the exception for a store, if this Ref takes none."""
+        if self._refusal is not None:
+            raise self._refusal()
+
+
+class EagerTrace(jaxlink.EvalTrace):
+    """What runs one program: JAX's own evaluation, and the meaning of Refs and of the program's place in the grid.
+
+    Arguments:
+      ids: the program's index along each grid axis that the kernel sees.
+      sizes: the number of programs along each of those axes.
+      params: the `pl.EagerParams`.
+    """
+
+    __slots__ = ("ids", "params", "sizes")
+
+    def __init__(self, ids: Sequence[int], sizes: Sequence[int], params: Any) -> None:
+        super().__init__()
+        self.ids, self.sizes, self.params = tuple(ids), tuple(sizes), params
+
+    def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict, /) -> Any:
+        has_refs = any(isinstance(a, EagerRef) for a in args)
+        rule = RULES.get(primitive)
+        if rule is None and has_refs:
+            raise UnsupportedPrimitive(str(primitive), RULES.target, jaxlink.current_location())
+        if rule is None or not (has_refs or primitive in _WITHOUT_REFS):
+            return jaxlink.eval_trace.process_primitive(primitive, args, params)
+        with jaxlink.set_current_trace(jaxlink.eval_trace):
+            return rule(self, params, *args)
+
+    def run_jaxpr(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+        """The results of a jaxpr on values and Refs."""
+        with jaxlink.set_current_trace(self):
+            return jaxlink.eval_jaxpr(jaxpr, jaxpr.consts, *args)
+
+    # What `language.ops` asks of the running program.
+    def program_id(self, axis: int) -> jax.Array:
+        return jnp.asarray(np.int32(self.ids[axis]))
+
+    def scratch(self, aval: Any) -> EagerRef:
+        """A new Ref whose memory is not initialised."""
+        return EagerRef(self, aval, fresh(aval.shape, aval.dtype, self.params.uninitialized))
+
+    def check(self, condition: bool, message: str, where: str | None) -> None:
+        """Raise KernelCheckError(message) if the condition is false."""
+        if not condition:
+            raise KernelCheckError(explain(message, where=where, grid_point=self.ids or None))
+
+
+# --- views and indices ----------------------------------------------------------------------------------------------
+def _leaves(headline: str, hint: str | None = None) -> IndexError:
+    return IndexError(explain(headline, where=jaxlink.current_location(), hint=hint))
+
+
+def _at(index: Any, d: int, extent: int, label: str, clamp: bool) -> Any:
+    """An integer index, or an array of them, counted from the start and inside the dimension."""
+    index = np.asarray(index)
+    inside = (index >= -extent) & (index < extent)
+    if not inside.all() and not clamp:
+        raise _leaves(
+            f"Index {index[~inside].flat[0]} is out of range for dimension {d} of {label}, which has {extent} elements."
+        )
+    index = np.where(inside & (index < 0), index + extent, index)
+    if clamp and index.ndim == 0:
+        index = np.clip(index, 0, max(extent - 1, 0))
+    return index if index.ndim else int(index)
+
+
+def _slice_at(index: Any, d: int, extent: int, label: str, clamp: bool) -> slice:
+    start, size, stride = int(index.start), int(index.size), int(index.stride)
+    span = (size - 1) * stride + 1 if size else 0
+    first = start + extent if start < 0 else start
+    if clamp and span <= extent:
+        first = min(max(first, 0), extent - span)
+    if first < 0 or first + span > extent:
+        raise _leaves(
+            f"pl.ds(start={start}, size={size}, stride={stride}) runs past dimension {d} of {label}, which has "
+            f"{extent} elements.",
+            "compiled code moves such a slice back inside without a word: make the start fit, or pad the operand",
+        )
+    return slice(first, first + span, stride)
+
+
+def _key(indexer: Any, label: str, clamp: bool) -> tuple[Any, ...]:
+    """A JAX indexer as the key of a NumPy array. The `...` makes it a view, also where all dimensions are picked."""
+    keys = [
+        (_slice_at if isinstance(i, jaxlink.Slice) else _at)(i, d, n, label, clamp)
+        for d, (i, n) in enumerate(zip(indexer.indices, indexer.shape))
+    ]
+    return (*keys, ...)
+
+
+def _in_bounds(x: np.ndarray, key: tuple[Any, ...]) -> bool:
+    return all(not isinstance(k, np.ndarray) or not k.size or 0 <= k.min() <= k.max() < n for k, n in zip(key, x.shape))
+
+
+class _Part:
+    """The part of an array that one view selects: `value`, and a way to put it back where NumPy had to copy."""
+
+    def __init__(self, x: np.ndarray, transform: Any, label: str, clamp: bool) -> None:
+        self.x, self.transform, self.key = x, transform, None
+        match transform:
+            case jaxlink.NDIndexer():
+                self.key = _key(transform, label, clamp)
+                # Only in the mode "clamp" may an index array leave the array; then it means what XLA makes of it.
+                self.value = x[self.key] if _in_bounds(x, self.key) else np.array(jnp.asarray(x)[self.key])
+            case jaxlink.ReshapeTransform():
+                self.value = x.reshape(transform.shape)
+            case jaxlink.TransposeTransform():
+                self.value = x.transpose(transform.permutation)
+            case jaxlink.BitcastTransform():
+                self.value = np.array(jaxlink.bitcast_array(jnp.asarray(x), transform.dtype))
+            case _:
+                raise NotImplementedError(f"{RULES.target} has no rule for the view {transform}")
+
+    def put_back(self) -> None:
+        """Store `value` in the array, unless it is the array's own memory."""
+        x, new = self.x, self.value
+        if np.may_share_memory(x, new):
+            return
+        if self.key is not None:
+            if _in_bounds(x, self.key):
+                x[self.key] = new
+            else:
+                x[...] = np.asarray(jnp.asarray(x).at[self.key].set(new))
+        elif isinstance(self.transform, jaxlink.BitcastTransform):
+            x[...] = np.asarray(jaxlink.bitcast_array(jnp.asarray(new), x.dtype))
+        else:  # reshaped, from memory that is not contiguous
+            x[...] = new.reshape(x.shape)
+
+
+def _load(ref: EagerRef, transforms: Sequence[Any]) -> np.ndarray:
+    clamp = ref._trace.params.out_of_range == "clamp"
+    return functools.reduce(lambda x, t: _Part(x, t, ref.aval.label, clamp).value, transforms, ref.buffer)
+
+
+def _store(ref: EagerRef, transforms: Sequence[Any], change: Callable[[np.ndarray, Any], None]) -> None:
+    """Let `change(array, key)` store in the elements that a chain of views selects; `...` is the key of all."""
+    ref.check_writable()
+    ref.written = True
+    clamp = ref._trace.params.out_of_range == "clamp"
+    parts: list[_Part] = []
+    x = ref.buffer
+    for transform in transforms:
+        parts.append(_Part(x, transform, ref.aval.label, clamp))
+        x = parts[-1].value
+    last = parts[-1] if parts else None
+    if last is not None and last.key is not None and not np.may_share_memory(last.x, last.value):
+        if _in_bounds(last.x, last.key):  # index arrays: NumPy has a key for them, and repeated ones add up
+            change(last.x, last.key)
+            parts.pop()
+        else:
+            change(last.value, ...)
+    else:
+        change(x, ...)
+    for part in reversed(parts):
+        part.put_back()
+
+
+# --- rules: Refs ----------------------------------------------------------------------------------------------------
+@RULES.rule(jaxlink.get_p)
+def _get(trace: EagerTrace, params, ref, *flat):
+    return to_jax(_load(ref, jax.tree.unflatten(params["tree"], flat)), ref.dtype)
+
+
+def _checked(primitive: Any, params, ref, new, flat, part: np.ndarray) -> np.ndarray:
+    """`new` as NumPy; `jax.ref.set` and its kin come here unchecked, so JAX has its say on shape and dtype."""
+    value = to_numpy(new)
+    if value.shape != part.shape or value.dtype != part.dtype:
+        primitive.abstract_eval(*map(jaxlink.typeof, (ref, new, *flat)), **params)
+    return value
+
+
+@RULES.rule(jaxlink.swap_p)
+def _swap(trace: EagerTrace, params, ref, new, *flat):
+    transforms = jax.tree.unflatten(params["tree"], flat)
+    old = _load(ref, transforms).copy()
+    new = _checked(jaxlink.swap_p, params, ref, new, flat, old)
+
+    def change(x, key):
+        x[key] = new
+
+    _store(ref, transforms, change)
+    return to_jax(old, ref.dtype)
+
+
+@RULES.rule(jaxlink.addupdate_p)
+def _addupdate(trace: EagerTrace, params, ref, new, *flat):
+    transforms = jax.tree.unflatten(params["tree"], flat)
+    new = _checked(jaxlink.addupdate_p, params, ref, new, flat, _load(ref, transforms))
+
+    def change(x, key):
+        if key is ...:
+            x[...] = x + new
+        else:
+            np.add.at(x, key, new)
+
+    _store(ref, transforms, change)
+    return []
+
+
+@RULES.rule(jaxlink.freeze_p)
+def _freeze(trace: EagerTrace, params, ref):
+    return to_jax(ref.buffer, ref.dtype)
+
+
+# --- rules: functions that JAX has traced, with Refs among their operands -------------------------------------------
+@RULES.rule(jaxlink.jit_p, jaxlink.remat_p)
+def _call(trace: EagerTrace, params, *args):
+    return trace.run_jaxpr(params["jaxpr"], args)
+
+
+@RULES.rule(lax.cond_p)
+def _cond(trace: EagerTrace, params, index, *operands):
+    branches = params["branches"]
+    return trace.run_jaxpr(branches[min(max(int(index), 0), len(branches) - 1)], operands)
+
+
+@RULES.rule(lax.while_p)
+def _while(trace: EagerTrace, params, *operands):
+    n = params["cond_nconsts"]
+    m = n + params["body_nconsts"]
+    carry = list(operands[m:])
+    while trace.run_jaxpr(params["cond_jaxpr"], [*operands[:n], *carry])[0]:
+        carry = trace.run_jaxpr(params["body_jaxpr"], [*operands[n:m], *carry])
+    return carry
+
+
+@RULES.rule(lax.scan_p)
+def _scan(trace: EagerTrace, params, *operands):
+    n_consts, n_carry = jaxlink.scan_counts(types.SimpleNamespace(params=params))
+    consts, carry = operands[:n_consts], list(operands[n_consts : n_consts + n_carry])
+    xs = operands[n_consts + n_carry :]
+    order = range(params["length"])
+    rows: dict[int, list[Any]] = {}
+    for i in reversed(order) if params["reverse"] else order:
+        outs = trace.run_jaxpr(params["jaxpr"], [*consts, *carry, *(x[i] for x in xs)])
+        carry, rows[i] = outs[:n_carry], outs[n_carry:]
+    empty = [jnp.zeros((0, *a.shape), a.dtype) for a in params["jaxpr"].out_avals[n_carry:]]
+    return [*carry, *(jnp.stack([rows[i][k] for i in order]) if rows else e for k, e in enumerate(empty))]
+
+
+# --- rules: the kernel's own operations, inside such functions ------------------------------------------------------
+@RULES.rule(ops.program_id_p)
+def _program_id(trace: EagerTrace, params):
+    return trace.program_id(params["axis"])
+
+
+@RULES.rule(ops.num_programs_p)
+def _num_programs(trace: EagerTrace, params):
+    return jnp.asarray(np.int32(trace.sizes[params["axis"]]))
+
+
+@RULES.rule(ops.debug_print_p)
+def _debug_print(trace: EagerTrace, params, *args):
+    print(params["fmt"].format(*map(np.asarray, args)))
+    return []
+
+
+@RULES.rule(ops.debug_check_p)
+def _debug_check(trace: EagerTrace, params, condition):
+    trace.check(bool(condition), params["message"], params["where"])
+    return []
+
+
+@RULES.rule(ops.multiple_of_p)
+def _multiple_of(trace: EagerTrace, params, x):
+    return x
+
+
+_WITHOUT_REFS = {ops.program_id_p, ops.num_programs_p, ops.debug_print_p, ops.debug_check_p, ops.multiple_of_p}

@@ -1,0 +1,190 @@
+"""What a check found, as people read it: one table a call, its numbers, then its findings.
+
+Rich draws it: colours only on a terminal, lines broken at the terminal's width (80 columns when there is none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from palladion.errors import Finding
+from palladion.report.analysis import CallReport
+from palladion.report.calls import Call, short_type
+from palladion.report.footprint import Buffer, Footprint, compute_bound
+from palladion.report.targets import TPUS, Limit, Target
+from palladion.report.text import bytes_text, listing, plural, si_text, tuple_text
+
+_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_ROLES = {"prefetch": "scalars", "input": "in", "output": "out", "scratch": "scratch"}
+_INDENT = 2
+
+
+def print_report(console: Console, report: CallReport) -> None:
+    """Print one call: heading, operands, numbers, findings."""
+    console.print(_heading(report))
+    _indented(console, _operands(report.footprint))
+    _indented(console, _numbers(report.footprint))
+    for finding in report.findings:
+        _indented(console, _finding(finding))
+    if not report.findings:
+        _indented(console, Text("no findings", style="green"))
+
+
+def print_summary(console: Console, reports: Sequence[CallReport], program: str) -> None:
+    """The last line: how many calls and findings."""
+    if not reports:
+        console.print(f"{program} makes no kernel call.")
+        return
+    counts = count_levels(reports)
+    found = [Text(plural(n, level), style=_STYLES[level]) for level, n in counts.items() if n]
+    line = Text(f"{plural(len(reports), 'kernel call')} in {program}: ")
+    line.append_text(Text(", ").join(found) if found else Text("no findings", style="green"))
+    if found and not counts["error"]:
+        line.append(" (no errors)", style="green")
+    console.print(line)
+
+
+def count_levels(reports: Sequence[CallReport]) -> dict[str, int]:
+    """How many findings there are of each level, worst level first."""
+    levels = [finding.level for report in reports for finding in report.findings]
+    return {level: levels.count(level) for level in _STYLES}
+
+
+def _indented(console: Console, block: Table | Text) -> None:
+    console.print(Padding(block, (0, 0, 0, _INDENT)))
+
+
+# --- heading ----------------------------------------------------------------------------------------------------------
+def _heading(report: CallReport) -> Text:
+    call = report.call
+    text = Text()
+    text.append(call.name, style="bold")
+    if call.kernel_at:
+        text.append(f"  {call.kernel_at}")
+    text.append(f"\n{_grid(report)}, {_how_often(call)}", style="dim")
+    return text
+
+
+def _grid(report: CallReport) -> str:
+    grid = report.grid
+    if not grid:
+        return "no grid: 1 program"
+    known = [n for n in grid if n is not None]
+    programs = 1
+    for n in known:
+        programs *= n
+    return f"grid {tuple_text(grid)}" + (f" = {plural(programs, 'program')}" if len(known) == len(grid) else "")
+
+
+def _how_often(call: Call) -> str:
+    how = "called" if not call.traced else "traced (jit, vmap, grad …)"
+    times = "once" if call.count == 1 else f"{call.count:,} times"
+    batch = f", vmap adds a grid axis of {listing([str(n) for n in call.batch])}" if call.batch else ""
+    where = f" at {call.called_at.partition(' (')[0]}" if call.called_at else ""
+    return f"{how} {times}{where}{batch}"
+
+
+# --- operands ---------------------------------------------------------------------------------------------------------
+def _operands(footprint: Footprint) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for title in ("", "operand", "array", "block", "memory"):
+        table.add_column(title, overflow="fold")
+    table.add_column("on chip", justify="right", no_wrap=True)
+    table.add_column("copies", justify="right", no_wrap=True)
+    for row in footprint.buffers:
+        table.add_row(
+            Text(_ROLES[row.role], style="dim"),
+            row.name,
+            short_type(row.array),
+            "" if row.block is None else tuple_text(row.block),
+            row.memory_space,
+            _held(row),
+            _copies(row),
+        )
+    return table
+
+
+def _held(row: Buffer) -> str:
+    if not row.buffers:
+        return "no"
+    return bytes_text(row.block_bytes) if row.buffers == 1 else f"{row.buffers} x {bytes_text(row.block_bytes)}"
+
+
+def _copies(row: Buffer) -> str:
+    if row.role == "scratch":
+        return ""
+    if not row.buffers:
+        return "by kernel"
+    return "?" if row.copies is None else f"{row.copies:,}"
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+def _numbers(footprint: Footprint) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    grid.add_row("intensity", _intensity(footprint))
+    scalars = f" and {bytes_text(footprint.scalar_bytes)} of scalars" if footprint.scalar_bytes else ""
+    tiles = ""
+    if footprint.vmem_bytes > footprint.vector_bytes and any(x.machine == "TPU" for x in footprint.limits):
+        tiles = f"; {bytes_text(footprint.vmem_bytes)} in a TPU's tiles of 8 x 128"
+    grid.add_row("on chip", f"{bytes_text(footprint.vector_bytes)}{scalars}{tiles}")
+    grid.add_row("", _limits(footprint.limits))
+    return grid
+
+
+def _intensity(footprint: Footprint) -> str:
+    if footprint.flops is None:
+        return "unknown: the kernel or its grid is known only at run time"
+    work = si_text(footprint.flops, "flop")
+    if footprint.moved_bytes is None or footprint.moves_more:
+        return f"unknown: {work}, but some copies are known only at run time or are made by the kernel"
+    moved = f"{bytes_text(footprint.moved_bytes)} moved"
+    if footprint.intensity is None:
+        return f"{work}, {moved}"
+    verdict = ""
+    if any(limit.machine == "TPU" for limit in footprint.limits):
+        bound = compute_bound(footprint.intensity)
+        if not bound:
+            verdict = ": memory-bound on TPUs"
+        elif len(bound) == len(TPUS):
+            verdict = ": compute-bound on TPUs"
+        else:
+            verdict = f": compute-bound on TPU {' '.join(bound)}, memory-bound on the others"
+    return f"{footprint.intensity:.3g} flop/byte ({work}, {moved}){verdict}"
+
+
+def _limits(limits: Sequence[Limit]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for limit in limits:
+        owner = f"TPU {' '.join(limit.names)}" if limit.machine == "TPU" else f"SM of {', '.join(limit.names)}"
+        share = 100 * limit.used / limit.capacity
+        used = "<1 %" if 0 < share < 1 else f"{share:,.0f} %"
+        verdict = Text(used, style="green") if limit.fits else Text(f"{used}, too big", style="yellow")
+        table.add_row(owner, f"{limit.capacity / 1024:.0f} KiB" if limit.capacity < 1 << 20 else
+                      f"{limit.capacity >> 20} MiB", verdict)
+    return table
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+def _finding(finding: Finding) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    text = Text(finding.message)
+    facts = {"at": finding.where, "when": finding.when, "fix": finding.hint}
+    for name, fact in facts.items():
+        if fact is not None:
+            text.append(f"\n{name} ", style="dim")
+            text.append(fact)
+    text.append(f" [{finding.kind}]" if not finding.hint else f"", style="dim")
+    grid.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
+    return grid
