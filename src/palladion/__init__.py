@@ -32,6 +32,7 @@ from palladion.language.call import pallas_call as pallas_call
 from palladion.language.compiler_params import CompilerParams as CompilerParams
 from palladion.language.cost import CostEstimate as CostEstimate
 from palladion.language.cost import estimate_cost as estimate_cost
+from palladion.language.eager_params import EagerParams as EagerParams
 from palladion.language.helpers import align_to as align_to
 from palladion.language.helpers import broadcast_to as broadcast_to
 from palladion.language.helpers import cdiv as cdiv
@@ -77,6 +78,7 @@ __all__ = [
     "Buffered",
     "CompilerParams",
     "CostEstimate",
+    "EagerParams",
     "Element",
     "GridSpec",
     "HOST",

@@ -322,23 +322,24 @@ def is_opaque(dtype: Any) -> bool:
 
 
 # --- host callbacks ------------------------------------------------------------------------------------------------
-def lower_host_call(ctx: Any, function: Callable, args: Sequence[Any]) -> None:
-    """Lower a call of a Python function on NumPy arrays, for its effect only; what it raises stops the program.
+def lower_host_call(ctx: Any, function: Callable, args: Sequence[Any]) -> Any:
+    """Lower a call of a Python function of NumPy arrays that gives a tuple; what it raises stops the program.
 
     Unlike `jax.debug.callback` it does not log the traceback of what is raised.
     """
-
-    def call(*values):
-        function(*values)
-        return ()
-
-    emit_python_callback(ctx, call, None, list(args), ctx.avals_in, [], has_side_effect=True, returns_token=False)
+    avals = ctx.avals_in, ctx.avals_out
+    return emit_python_callback(ctx, function, None, list(args), *avals, has_side_effect=True, returns_token=False)[0]
 
 
 # --- running Python on Refs without tracing -----------------------------------------------------------------------
 EvalTrace = core.EvalTrace
 eval_trace = core.eval_trace
 set_current_trace = core.set_current_trace
+
+
+def register_tracer(cls: type) -> None:
+    """Let a tracer class of ours stand under views of Refs, which look its class up."""
+    core.pytype_aval_mappings[cls] = lambda x: x.aval
 
 
 def is_user_file(path: str) -> bool:

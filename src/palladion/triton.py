@@ -1,7 +1,8 @@
 """`pltriton`, the Triton dialect: `from palladion import triton as pltriton`.
 
-Here are the parameters of its compiler and the compute capability of every GPU. Its operations (masked loads
-and stores, atomics, inline assembly) come with the Triton compiler; asking for one says so.
+Here are the parameters of its compiler, the compute capability of every GPU, and the operations that mean something
+on every target (masked loads and stores, atomics, products). Inline assembly and thread barriers come with the Triton
+compiler; asking for one says so.
 """
 
 from palladion.language.triton.info import (
@@ -11,6 +12,21 @@ from palladion.language.triton.info import (
     get_gpu_info_from_version,
     is_gpu_device,
 )
+from palladion.language.triton.ops import (
+    approx_tanh,
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xchg,
+    atomic_xor,
+    dot,
+    load,
+    max_contiguous,
+    store,
+)
 from palladion.language.triton.params import CUSTOM_CALL_TARGET_NAME, CompilerParams
 from palladion.language.unbuilt import unbuilt
 
@@ -19,18 +35,28 @@ __all__ = [
     "CompilerParams",
     "GpuInfo",
     "GpuVersion",
+    "approx_tanh",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xchg",
+    "atomic_xor",
+    "dot",
     "get_gpu_info",
     "get_gpu_info_from_version",
     "is_gpu_device",
+    "load",
+    "max_contiguous",
+    "store",
 ]
 
 __getattr__ = unbuilt(
     __name__,
     "pltriton",
     "the Triton compiler is later work",
-    """
-    approx_tanh atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg atomic_xor
-    debug_barrier dot elementwise_inline_asm load max_contiguous store
-    """,
+    "debug_barrier elementwise_inline_asm",
     __all__,
 )

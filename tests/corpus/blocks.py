@@ -208,9 +208,7 @@ def bounded_slice_input(pl, pltpu, **options):
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=2,
         grid=(4,),
-        in_specs=[
-            pl.BlockSpec((pl.BoundedSlice(4), 8), lambda i, starts, sizes: (pl.ds(starts[i], sizes[i]), 0))
-        ],
+        in_specs=[pl.BlockSpec((pl.BoundedSlice(4), 8), lambda i, starts, sizes: (pl.ds(starts[i], sizes[i]), 0))],
         out_specs=pl.BlockSpec((None, 4, 8), lambda i, starts, sizes: (i, 0, 0)),
     )
     return pl.pallas_call(kernel, sds((4, 4, 8)), grid_spec=grid_spec, **options)
@@ -364,9 +362,7 @@ def buffered_blocks(pl, pltpu, **options):
     def spec(count):
         return pl.BlockSpec((8, 16), lambda i: (i, 0), pipeline_mode=pl.Buffered(count))
 
-    return pl.pallas_call(
-        kernel, sds((24, 16)), grid=(3,), in_specs=[spec(1), spec(3)], out_specs=spec(2), **options
-    )
+    return pl.pallas_call(kernel, sds((24, 16)), grid=(3,), in_specs=[spec(1), spec(3)], out_specs=spec(2), **options)
 
 
 @case(

@@ -90,9 +90,7 @@ def same_and_unused_operands(pl, pltpu, **options):
         o_ref[...] = x_ref[...] + again_ref[...]
 
     spec = pl.BlockSpec((4, 4), lambda i: (i, 0))
-    call = pl.pallas_call(
-        kernel, sds((8, 4)), grid=(2,), in_specs=[spec, spec, spec], out_specs=spec, **options
-    )
+    call = pl.pallas_call(kernel, sds((8, 4)), grid=(2,), in_specs=[spec, spec, spec], out_specs=spec, **options)
     return lambda x, y: call(x, x, y)
 
 

@@ -102,9 +102,7 @@ def uniform(
     return rng.uniform(low, high, shape).astype(dtype)
 
 
-def integers(
-    rng: np.random.Generator, *shape: int, low: int = -8, high: int = 9, dtype: Any = "int32"
-) -> np.ndarray:
+def integers(rng: np.random.Generator, *shape: int, low: int = -8, high: int = 9, dtype: Any = "int32") -> np.ndarray:
     """Integers in [low, high) in any dtype. As floats they make sums and products that are exact."""
     return rng.integers(low, high, shape).astype(dtype)
 

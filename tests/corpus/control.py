@@ -15,9 +15,7 @@ def row_call(pl, kernel, shape, block, options, n_in=1, **more):
     """A call over row blocks of `block` rows, one kind of spec for all operands and the one result."""
     spec = _rows(pl, block, shape[1])
     grid = (pl.cdiv(shape[0], block),)
-    return pl.pallas_call(
-        kernel, sds(shape), grid=grid, in_specs=[spec] * n_in, out_specs=spec, **options, **more
-    )
+    return pl.pallas_call(kernel, sds(shape), grid=grid, in_specs=[spec] * n_in, out_specs=spec, **options, **more)
 
 
 @case(
@@ -75,9 +73,7 @@ def when_on_data(pl, pltpu, **options):
 
 @case(
     inputs=lambda rng: (integers(rng, 8, 4, dtype="float32"),),
-    expect=lambda x: (
-        np.concatenate([x[:2] + 0, -x[2:4], x[4:6] + 2, -x[6:]]) + np.repeat([10, 0, 10, 0], 2)[:, None]
-    ),
+    expect=lambda x: np.concatenate([x[:2] + 0, -x[2:4], x[4:6] + 2, -x[6:]]) + np.repeat([10, 0, 10, 0], 2)[:, None],
     tags="control:cond block:int grid:1d",
 )
 def cond_with_refs(pl, pltpu, **options):
@@ -199,9 +195,7 @@ def while_condition_reads_written_ref(pl, pltpu, **options):
 
 @case(
     inputs=lambda rng: (integers(rng, 3, 16, low=0, high=5), integers(rng, 3, 1, low=0, high=7)),
-    expect=lambda x, y: np.array(
-        [[next((k for k in range(16) if x[i, k] == y[i, 0]), 16)] for i in range(3)], "int32"
-    ),
+    expect=lambda x, y: np.array([[next((k for k in range(16) if x[i, k] == y[i, 0]), 16)] for i in range(3)], "int32"),
     tags="control:while index:dynamic dtype:int32 block:int grid:1d",
 )
 def while_search(pl, pltpu, **options):
@@ -239,9 +233,7 @@ def while_on_arrays(pl, pltpu, **options):
         o_ref[...] = a
 
     spec = pl.BlockSpec((8,), lambda i: (i,))
-    return pl.pallas_call(
-        kernel, sds((24,), "int32"), grid=(3,), in_specs=[spec, spec], out_specs=spec, **options
-    )
+    return pl.pallas_call(kernel, sds((24,), "int32"), grid=(3,), in_specs=[spec, spec], out_specs=spec, **options)
 
 
 def _scanned(x):

@@ -57,9 +57,7 @@ def _float_case(dtype):
     )(build)
 
 
-arithmetic_bfloat16, arithmetic_float16, arithmetic_float8_e4m3fn, arithmetic_float8_e5m2 = map(
-    _float_case, _FLOATS
-)
+arithmetic_bfloat16, arithmetic_float16, arithmetic_float8_e4m3fn, arithmetic_float8_e5m2 = map(_float_case, _FLOATS)
 
 
 def _integer_case(dtype):
@@ -83,9 +81,7 @@ def _integer_case(dtype):
         return *operations(x, y), np.minimum(x, y), x.max(1, keepdims=True) - x
 
     def inputs(rng):
-        return tuple(
-            integers(rng, 11, 16, low=info.min, high=int(info.max) + 1, dtype=dtype) for _ in range(2)
-        )
+        return tuple(integers(rng, 11, 16, low=info.min, high=int(info.max) + 1, dtype=dtype) for _ in range(2))
 
     build.__name__ = f"arithmetic_{dtype}"
     return case(inputs=inputs, expect=expect, tags=f"dtype:{dtype} block:int grid:1d grid:ragged")(build)
@@ -300,6 +296,4 @@ def fill_of_every_dtype(pl, pltpu, **options):
     for dtype in _FILL:
         outputs += [sds((2, 4), dtype), sds((3,), dtype)]
         specs += [pl.BlockSpec((None, 4), lambda i: (i, 0)), pl.BlockSpec((3,), lambda i: (0,))]
-    return pl.pallas_call(
-        kernel, tuple(outputs), grid=(2,), in_specs=[block] * n, out_specs=tuple(specs), **options
-    )
+    return pl.pallas_call(kernel, tuple(outputs), grid=(2,), in_specs=[block] * n, out_specs=tuple(specs), **options)

@@ -110,14 +110,10 @@ def _unary(name, functions, reference, inputs, tags, rtol=2e-6, atol=0.0):
 
         spec = pl.BlockSpec((4, 128), lambda i: (i, 0))
         n = len(functions)
-        return pl.pallas_call(
-            kernel, (sds((16, 128)),) * n, grid=4, in_specs=[spec], out_specs=(spec,) * n, **options
-        )
+        return pl.pallas_call(kernel, (sds((16, 128)),) * n, grid=4, in_specs=[spec], out_specs=(spec,) * n, **options)
 
     build.__name__ = name
-    return case(
-        inputs=inputs, expect=lambda x: tuple(f(x) for f in reference), tags=tags, rtol=rtol, atol=atol
-    )(build)
+    return case(inputs=inputs, expect=lambda x: tuple(f(x) for f in reference), tags=tags, rtol=rtol, atol=atol)(build)
 
 
 exp_log = _unary(

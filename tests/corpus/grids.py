@@ -1,6 +1,5 @@
 """Grids and index maps: every rank, one program, none, a size known only at run time, maps of every form."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,9 +33,9 @@ def program_ids_3d(pl, pltpu, **options):
 
 @case(
     inputs=lambda rng: (normal(rng, 24),),
-    expect=lambda x: np.stack(
-        [np.arange(24), np.arange(24) // 6, np.arange(24) // 2 % 3, np.arange(24) % 2]
-    ).T.astype("int32"),
+    expect=lambda x: np.stack([np.arange(24), np.arange(24) // 6, np.arange(24) // 2 % 3, np.arange(24) % 2]).T.astype(
+        "int32"
+    ),
     tags="grid:3d grid:arithmetic block:whole block:none dtype:int32 order scratch",
 )
 def order_of_programs(pl, pltpu, **options):
@@ -106,30 +105,28 @@ def empty_grid(pl, pltpu, **options):
     inputs=lambda rng: (np.int32(3), normal(rng, 10, 4)),
     expect=lambda n, x: np.concatenate([x[:6] + 3, np.full((4, 4), np.nan)]),
     rtol=1e-6,
-    tags="grid:dynamic grid:2d block:int control:jit uninit",
+    tags="grid:dynamic grid:2d block:int uninit",
 )
 def dynamic_grid(pl, pltpu, **options):
-    """A grid size that is an argument of a jitted function; blocks beyond it are not written."""
+    """A grid size given as an operand, traced under jit; blocks beyond it are not written."""
 
     def kernel(x_ref, o_ref):
         o_ref[...] = x_ref[...] + jnp.asarray(pl.num_programs(0), jnp.float32)
 
     def call(n, x):
         spec = pl.BlockSpec((2, 2), lambda i, j: (i, j))
-        return pl.pallas_call(kernel, sds((10, 4)), grid=(n, 2), in_specs=[spec], out_specs=spec, **options)(
-            x
-        )
+        return pl.pallas_call(kernel, sds((10, 4)), grid=(n, 2), in_specs=[spec], out_specs=spec, **options)(x)
 
-    return jax.jit(call)
+    return call
 
 
 @case(
     inputs=lambda rng: (np.int32(4), integers(rng, 12, 5, dtype="float32")),
     expect=lambda n, x: x[:8].sum(0),
-    tags="grid:dynamic grid:revisit grid:constant block:int control:when control:jit order",
+    tags="grid:dynamic grid:revisit grid:constant block:int control:when order",
 )
 def dynamic_grid_reduction(pl, pltpu, **options):
-    """A reduction over as many blocks as a traced number says."""
+    """A reduction over as many blocks as an operand says."""
 
     def kernel(x_ref, o_ref):
         @pl.when(pl.program_id(0) == 0)
@@ -148,7 +145,7 @@ def dynamic_grid_reduction(pl, pltpu, **options):
             **options,
         )(x)
 
-    return jax.jit(call)
+    return call
 
 
 @case(

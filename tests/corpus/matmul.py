@@ -31,9 +31,7 @@ def matmul_accumulating_output(pl, pltpu, **options):
         o_ref[...] += jnp.dot(a_ref[...], b_ref[...])
 
     in_specs, out_specs = _mkn_specs(pl, 16, 32, 64)
-    return pl.pallas_call(
-        kernel, sds((64, 128)), grid=(4, 2, 3), in_specs=in_specs, out_specs=out_specs, **options
-    )
+    return pl.pallas_call(kernel, sds((64, 128)), grid=(4, 2, 3), in_specs=in_specs, out_specs=out_specs, **options)
 
 
 @case(
@@ -96,9 +94,7 @@ def matmul_ragged(pl, pltpu, **options):
         o_ref[...] += jnp.dot(a, b)
 
     in_specs, out_specs = _mkn_specs(pl, 16, 16, 16)
-    return pl.pallas_call(
-        kernel, sds((37, 41)), grid=(3, 3, 4), in_specs=in_specs, out_specs=out_specs, **options
-    )
+    return pl.pallas_call(kernel, sds((37, 41)), grid=(3, 3, 4), in_specs=in_specs, out_specs=out_specs, **options)
 
 
 @case(

@@ -141,10 +141,7 @@ def alias_recurrence(pl, pltpu, **options):
         normal(rng, 16, 8),
     ),
     expect=lambda p, s, x, y: np.concatenate(
-        [
-            np.where(p[i] == 0, 0, x[4 * p[i] : 4 * p[i] + 4] * s[0] + y[4 * i : 4 * i + 4] * s[1])
-            for i in range(4)
-        ]
+        [np.where(p[i] == 0, 0, x[4 * p[i] : 4 * p[i] + 4] * s[0] + y[4 * i : 4 * i + 4] * s[1]) for i in range(4)]
     ),
     rtol=1e-6,
     atol=1e-6,

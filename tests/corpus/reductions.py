@@ -84,9 +84,7 @@ def softmax_rows(pl, pltpu, **options):
         o_ref[...] = e / jnp.sum(e, axis=-1, keepdims=True)
 
     spec = _row_blocks(pl, 16, 200)
-    return pl.pallas_call(
-        kernel, sds((50, 200)), grid=(pl.cdiv(50, 16),), in_specs=[spec], out_specs=spec, **options
-    )
+    return pl.pallas_call(kernel, sds((50, 200)), grid=(pl.cdiv(50, 16),), in_specs=[spec], out_specs=spec, **options)
 
 
 def _layer_norm(x, g, b):
@@ -109,9 +107,7 @@ def layer_norm(pl, pltpu, **options):
         o_ref[...] = centred * lax.rsqrt(var + 1e-5) * g_ref[...] + b_ref[...]
 
     row, vector = _row_blocks(pl, 8, 96), pl.BlockSpec((96,), lambda i: (0,))
-    return pl.pallas_call(
-        kernel, sds((40, 96)), grid=(5,), in_specs=[row, vector, vector], out_specs=row, **options
-    )
+    return pl.pallas_call(kernel, sds((40, 96)), grid=(5,), in_specs=[row, vector, vector], out_specs=row, **options)
 
 
 @case(

@@ -17,9 +17,7 @@ def broadcast_and_iota(pl, pltpu, **options):
     def kernel(c_ref, r_ref, o_ref):
         rows = pl.program_id(0) * 4 + lax.broadcasted_iota(jnp.int32, (4, 32), 0)
         columns = lax.broadcasted_iota(jnp.int32, (4, 32), 1)
-        o_ref[...] = (
-            pl.broadcast_to(c_ref[...], (4, 32)) + r_ref[...] + (rows * 32 + columns).astype(jnp.float32)
-        )
+        o_ref[...] = pl.broadcast_to(c_ref[...], (4, 32)) + r_ref[...] + (rows * 32 + columns).astype(jnp.float32)
 
     return pl.pallas_call(
         kernel,

@@ -411,7 +411,7 @@ def test_indirect_mistakes():
         call(lambda i: (0, 0))
     with pytest.raises(ValueError, match="more than one Indirect"):
         call(lambda i: (0, 0), (pl.Indirect(2), pl.Indirect(5)))
-    with pytest.warns(pl.PalladionWarning, match="asks for block 9"):
+    with pytest.warns(pl.PalladionWarning, match="asks for block 8"):
         call(lambda i: (jnp.array(8) + jnp.arange(2), 0))
 
 
@@ -438,3 +438,36 @@ def test_export_with_symbolic_shapes():
         x = randn(n, 4)
         np.testing.assert_allclose(exported[0].call(x), np.cumsum(np.asarray(x), 1), rtol=1e-5)
         np.testing.assert_allclose(exported[1].call(x), 2 * np.asarray(x), rtol=1e-6)
+
+
+def test_prints_within_a_program_keep_their_order(capfd):
+    def kernel(x_ref, o_ref):
+        pl.debug_print("start {}", pl.program_id(0))
+
+        def body(k, total):
+            pl.debug_print("  round {}: {:.2f}", k, x_ref[k])
+
+            @pl.when(k == 1)
+            def _():
+                pl.debug_print("    special {}", x_ref[k].astype(jnp.bfloat16))
+
+            return total + x_ref[k]
+
+        total = lax.fori_loop(0, 3, body, 0.0)
+        pl.debug_print("end {{{:.1f}}} {}", total, jnp.arange(2))
+        o_ref[...] = x_ref[...]
+
+    spec = pl.BlockSpec((3,), lambda i: (i,))
+    call = pl.pallas_call(kernel, f32(60), grid=20, in_specs=[spec], out_specs=spec, interpret=True)
+    jax.block_until_ready(jax.jit(call)(jnp.arange(60.0)))
+    jax.effects_barrier()
+    want = []
+    for i in range(20):
+        rows = 3 * i + np.arange(3)
+        want.append(f"start {i}")
+        for k in range(3):
+            want.append(f"  round {k}: {rows[k]:.2f}")
+            if k == 1:
+                want.append(f"    special {jnp.bfloat16(rows[k])}")
+        want.append(f"end {{{rows.sum():.1f}}} [0 1]")
+    assert capfd.readouterr().out.splitlines() == want

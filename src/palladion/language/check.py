@@ -20,6 +20,7 @@ from palladion import jaxlink
 from palladion.errors import explain
 from palladion.language.grid import GridMapping
 from palladion.language.index_maps import reads_prefetch
+from palladion.language.indexing import out_of_range
 
 _REF_OPERATIONS = {jaxlink.get_p: 1, jaxlink.swap_p: 2, jaxlink.addupdate_p: 2}  # operands before the indices
 
@@ -56,12 +57,7 @@ def _check_static_indices(jaxpr: Any) -> None:
                 if isinstance(value, (int, np.integer, np.ndarray)) and np.ndim(value) == 0:
                     if not -size <= value < size:
                         ref = getattr(eqn.invars[0].aval, "label", "a Ref")
-                        raise IndexError(
-                            explain(
-                                f"Index {value} is out of range for dimension {dim} of {ref}, which has {size} elements.",
-                                where=jaxlink.location_of(eqn),
-                            )
-                        )
+                        raise out_of_range(ref, int(value), dim, size, where=jaxlink.location_of(eqn))
 
 
 def _first_write(jaxpr: Any, var: Any) -> str | None:

@@ -294,7 +294,7 @@ def _trace_index_map(index_map, block, grid, prefetch_refs, prefetch_tree, origi
             hint="an index map has one parameter for each grid axis, then one for each scalar-prefetch operand",
         ),
     )
-    with frames.no_kernel("an index map"):
+    with frames.no_kernel(f"the index map of {origin}"):
         info = jaxlink.debug_info("index map", index_map, ids)
         jaxpr, _ = jaxlink.trace_to_jaxpr(flat_map, [*ids, *prefetch_refs], info)
     if jaxpr.consts:
@@ -319,7 +319,6 @@ def _trace_index_map(index_map, block, grid, prefetch_refs, prefetch_tree, origi
 def _zeros(block) -> Callable:
     """The default index map: the first block in every dimension."""
 
-
     def first(b):
         if isinstance(b, BoundedSlice):
             return jaxlink.ds(0, b.block_size)
@@ -331,9 +330,8 @@ def _zeros(block) -> Callable:
 def _flat_results(out, block, what, location) -> list[Any]:
     """One int32 scalar for each dimension (two for a BoundedSlice), checked."""
     if out is None and block:
-        raise mistake(
-            ValueError, f"{what} returns nothing.", where=location, hint="return a tuple of block indices: return (i, j)"
-        )
+        hint = "return a tuple of block indices: return (i, j)"
+        raise mistake(ValueError, f"{what} returns nothing.", where=location, hint=hint)
     out = tuple(out) if isinstance(out, (tuple, list)) else () if out is None else (out,)
     if len(out) != len(block):
         raise mistake(
@@ -383,6 +381,6 @@ def _as_indices(value, dim, what, location):
             ValueError,
             f"{what.format(kind_of(value))}; it must be {dim.block_size} integers in an array or a Ref.",
             where=location,
-            hint=f"return table_ref.at[pl.ds(i * {dim.block_size}, {dim.block_size})], or that many indices in an array",
+            hint=f"return table_ref.at[pl.ds(i * {dim.block_size}, {dim.block_size})], or as many indices in an array",
         )
     return value.astype(jnp.int32)

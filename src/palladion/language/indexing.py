@@ -70,8 +70,8 @@ def check_bitcast(view: Any, dtype: Any) -> None:
     if old != new and len(shape) < 2:
         raise _fail(
             ValueError,
-            f"{label_of(view)} has {len(shape)} dimension(s); a bitcast from {view.dtype} to {dtype} changes the "
-            "width and needs two.",
+            f"{label_of(view)} has {count_of(len(shape), 'dimension')}; a bitcast from {view.dtype} to {dtype} changes "
+            "the width and needs two.",
             "reshape it to two dimensions first; the second-to-last one is scaled",
         )
     if old != new and shape[-2] * old % new:
@@ -107,7 +107,7 @@ def read(target: Any, idx: Any) -> jax.Array:
 def write(target: Any, idx: Any, value: Any) -> None:
     """`target[idx] = value`: no broadcasting, no conversion of dtype, except for masks and Python scalars."""
     mask = _run_time_mask(target, idx)
-    if mask is not None:
+    if mask is not None and (isinstance(mask, jaxlink.Tracer) or jnp.shape(value) in ((), tuple(target.shape))):
         _masked_store(target, mask, value)
         return
     items = _items(target, idx, "write")
@@ -219,7 +219,7 @@ def _items(target: Any, idx: Any, verb: str) -> list[Any]:
     """The index as a list: None for a new axis, else one int, Slice or integer array for each dimension."""
     shape = tuple(target.shape)
     given = list(idx) if isinstance(idx, tuple) else [idx]
-    given = [np.asarray(i) if isinstance(i, list) else i for i in given]
+    given = [_from_list(i) if isinstance(i, list) else i for i in given]
     width = sum(_consumes(i) for i in given)
     if width > len(shape):
         raise _fail(
@@ -228,9 +228,7 @@ def _items(target: Any, idx: Any, verb: str) -> list[Any]:
             "give at most one for each dimension; squeezed block dimensions (None) are not dimensions of the Ref",
         )
     if (dots := sum(i is Ellipsis for i in given)) > 1:
-        raise _fail(
-            IndexError, f"An index of {label_of(target)} can have only one `...`.", "write : for one dimension"
-        )
+        raise _fail(IndexError, f"An index of {label_of(target)} can have only one `...`.", "write : for one dimension")
     if not dots:
         given.append(Ellipsis)
     items: list[Any] = []
@@ -248,6 +246,12 @@ def _items(target: Any, idx: Any, verb: str) -> list[Any]:
     return items
 
 
+def _from_list(item: list[Any]) -> Any:
+    """A list of indices as an array: constant, or traced if one of its entries is."""
+    traced = any(isinstance(x, jaxlink.Tracer) for x in jax.tree.leaves(item))
+    return jnp.asarray(item) if traced else np.asarray(item)
+
+
 def _consumes(item: Any) -> int:
     """How many dimensions of the Ref an item indexes."""
     if item is None or item is Ellipsis:
@@ -263,23 +267,44 @@ def _one(target: Any, item: Any, dim: int, verb: str) -> list[Any]:
         return [_checked_slice(name, item, dim, size)]
     if _is_bool(item):
         return _from_mask(target, item, dim, verb)
-    if isinstance(item, jaxlink.Tracer):
+    if _is_run_time(item):
+        if is_ref(item):
+            raise _fail(
+                TypeError,
+                f"The index of {name} is a Ref, {label_of(item)}.",
+                "read it first: x_ref[i_ref[0]] for a number, x_ref[i_ref[...]] for an array of them",
+            )
         if not jnp.issubdtype(item.dtype, jnp.integer):
-            raise _fail(TypeError, f"An index of {name} has dtype {item.dtype}; indices are integers.")
+            raise _bad_index(name, item)
         return [item]
     if isinstance(item, (np.ndarray, jax.Array)) and np.ndim(item):
         return [_constant_array(name, np.asarray(item), dim, size)]
     try:
         index = operator.index(item if not hasattr(item, "item") else item.item())
-    except TypeError as error:
-        raise _fail(
-            TypeError, f"{item!r} cannot index {name}; use integers, slices, pl.ds, masks or integer arrays."
-        ) from error
+    except TypeError:
+        raise _bad_index(name, item) from None
     if not -size <= index < size:
-        raise _fail(
-            IndexError, f"Index {index} is out of range for dimension {dim} of {name}, which has {size} elements."
-        )
+        raise out_of_range(name, index, dim, size)
     return [index % size]
+
+
+def _bad_index(name: str, item: Any) -> Exception:
+    return _fail(
+        TypeError,
+        f"Cannot index {name} with {kind_of(item)}.",
+        "indices are integers, slices, pl.ds(start, size), masks and integer arrays; i // n stays an integer, and "
+        ".astype(jnp.int32) makes one",
+    )
+
+
+def out_of_range(name: str, index: int, dim: int, size: int, where: str | None = None) -> IndexError:
+    """The mistake of a static index outside its Ref."""
+    return mistake(
+        IndexError,
+        f"Index {index} is out of range for dimension {dim} of {name}, which has {count_of(size, 'element')}.",
+        where=where,
+        hint=f"valid indices are {-size}..{size - 1}, within the block" if size else "the dimension is empty",
+    )
 
 
 def _from_slice(name: str, item: slice, size: int) -> Slice:
@@ -289,26 +314,48 @@ def _from_slice(name: str, item: slice, size: int) -> Slice:
             f"A slice of {name} has bounds known only at run time.",
             "sizes are static: write x_ref[pl.ds(start, size)] for x_ref[start:start + size]",
         )
-    start, stop, step = item.indices(size)
+    try:
+        start, stop, step = item.indices(size)
+    except (TypeError, ValueError):
+        text = ":".join("" if b is None else repr(b) for b in (item.start, item.stop, item.step))
+        raise _fail(
+            TypeError,
+            f"A slice of {name} has bounds that are not integers: {text.removesuffix(':')}.",
+            "i // n stays an integer, i / n does not",
+        ) from None
     if step < 1:
-        raise _fail(IndexError, f"A slice of {name} has step {step}; Refs take positive steps.", "use jnp.flip")
-    return Slice(start, len(range(start, stop, step)), step)
+        raise _fail(
+            IndexError,
+            f"A slice of {name} has step {step}; Refs take positive steps.",
+            "read forwards, then jnp.flip(value, axis)",
+        )
+    length = len(range(start, stop, step))
+    return Slice(start if length else 0, length, step)  # x_ref[9:9] of 8 is empty, as in NumPy
 
 
 def _checked_slice(name: str, item: Slice, dim: int, size: int) -> Slice:
     start, length, step = item.start, item.size, item.stride
     if item.is_dynamic_size:
-        raise _fail(IndexError, f"A slice of {name} has a size known only at run time; sizes are static.")
+        raise _fail(
+            IndexError,
+            f"A slice of {name} has a size known only at run time.",
+            "sizes are static: take the largest, pl.ds(start, largest), and mask the rest with jnp.where",
+        )
     last = (max(int(length), 1) - 1) * step
     if not item.is_dynamic_start:
         start = int(start) + (size if start < 0 else 0)
+    text = "…" if item.is_dynamic_start else f"start={item.start}"
+    text = f"pl.ds({text}, size={length}{f', stride={step}' if step != 1 else ''})"
     if int(length) < 0 or step < 1:
-        raise _fail(IndexError, f"pl.ds({item.start}, {length}, {step}) of {name}: a size or stride is not positive.")
+        raise _fail(IndexError, f"{text} of {name} is not a slice.", "sizes are not negative, and strides are positive")
     if (last >= size > 0 and length) or (not item.is_dynamic_start and not 0 <= start <= max(size - last - 1, 0)):
+        fits = (
+            f"a start of at most {size - last - 1} fits"
+            if last < size
+            else f"a size of at most {-(-size // step)} fits"
+        )
         raise _fail(
-            IndexError,
-            f"pl.ds(start={item.start}, size={length}, stride={step}) runs past dimension {dim} of {name}, which has "
-            f"{size} elements.",
+            IndexError, f"{text} runs past dimension {dim} of {name}, which has {count_of(size, 'element')}.", fits
         )
     return Slice(start, int(length), int(step))
 
@@ -319,24 +366,29 @@ def _from_mask(target: Any, mask: Any, dim: int, verb: str) -> list[Any]:
         raise _fail(
             IndexError,
             f"Cannot {verb} {name} under a boolean mask known only at run time: the shape would depend on its values.",
-            "jnp.where(mask, x_ref[...], other)",
+            "read all and choose: jnp.where(mask, x_ref[...], other)",
         )
     mask = np.asarray(mask)
     part = tuple(target.shape)[dim : dim + mask.ndim]
-    if mask.ndim == 0 or mask.shape != part:
-        raise _fail(IndexError, f"A mask of shape {mask.shape} does not fit dimensions {part} of {name}.")
+    if mask.ndim == 0:
+        raise _fail(
+            IndexError, f"Cannot index {name} with the single bool {bool(mask)}.", "choose with @pl.when or jnp.where"
+        )
+    if mask.shape != part:
+        raise _fail(
+            IndexError,
+            f"A mask of shape {mask.shape} does not fit dimensions of shape {part} of {name}.",
+            "a mask has the shape of what it indexes",
+        )
     return [_constant_array(name, i, dim + d, part[d]) for d, i in enumerate(np.nonzero(mask))]
 
 
 def _constant_array(name: str, values: np.ndarray, dim: int, size: int) -> jax.Array:
     """An integer array built inside the kernel, from runs of consecutive numbers."""
     if values.size and not np.issubdtype(values.dtype, np.integer):
-        raise _fail(TypeError, f"An index of {name} has dtype {values.dtype}; indices are integers.")
+        raise _bad_index(name, values)
     if values.size and not (-size <= values.min() and values.max() < size):
-        bad = values[(values < -size) | (values >= size)].flat[0]
-        raise _fail(
-            IndexError, f"Index {bad} is out of range for dimension {dim} of {name}, which has {size} elements."
-        )
+        raise out_of_range(name, int(values[(values < -size) | (values >= size)].flat[0]), dim, size)
     values = np.where(values < 0, values + size, values).astype(np.int32)
     if _runs_eagerly():
         return jnp.asarray(values)

@@ -255,11 +255,37 @@ def debug_print(fmt: str, *args: Any) -> None:
         ) from None
     frame = frames.current()
     if frame is not None and frame.eager:
-        print(fmt.format(*(np.asarray(a) for a in args)))
+        print(format_values(fmt, args))
     elif frame is None:
         jax.debug.print(fmt, *args)
     else:
         debug_print_p.bind(*(jnp.asarray(a) for a in args), fmt=fmt)
+
+
+def format_values(fmt: str, values: Any) -> str:
+    """The line that a print gives: arrays as NumPy prints them, scalars as numbers that take format specifications."""
+    return fmt.format(*(_Printable(np.asarray(v)) for v in values))
+
+
+class _Printable:
+    """An array or scalar in a format string; narrow floats take the specifications of floats."""
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = value
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self.value)
+        return format(self.value.item() if self.value.ndim == 0 else self.value, spec)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __getitem__(self, key: Any) -> _Printable:
+        return _Printable(self.value[key])
 
 
 class _Anything:

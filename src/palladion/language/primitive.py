@@ -89,5 +89,6 @@ def _lowering(platform):
     return rule
 
 
+jaxlink.mlir.register_lowering(pallas_call_p, _lowering("this platform"))
 for _platform in ("cpu", "tpu", "cuda", "rocm"):
     jaxlink.mlir.register_lowering(pallas_call_p, _lowering(_platform), platform=_platform)

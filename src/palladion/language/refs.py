@@ -15,13 +15,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import explain
+from palladion.errors import count_of, kind_of, mistake
 from palladion.language import indexing
 
 
@@ -93,29 +94,36 @@ def memory_ref(memory_space: Any, shape: Any, dtype: Any) -> MemoryRef:
     try:
         dims = tuple(operator.index(d) for d in shape)
     except TypeError as error:
-        raise TypeError(
-            explain(
-                f"The shape of a {memory_space} buffer must be integers, not {shape!r}.",
-                hint="sizes are fixed when the kernel is built: use Python ints",
-            )
+        raise mistake(
+            TypeError,
+            f"The shape of a {memory_space} buffer must be integers, not {kind_of(shape)}.",
+            hint="sizes are fixed when the kernel is built: use Python ints; // gives one, / does not",
         ) from error
     if any(d < 0 for d in dims):
-        raise ValueError(f"The shape of a {memory_space} buffer cannot be negative: {dims}.")
+        raise mistake(
+            ValueError,
+            f"The shape of a {memory_space} buffer cannot be negative, but it is {dims}.",
+            hint="give the number of elements along each dimension",
+        )
     return MemoryRef(jaxlink.ShapedArray(dims, checked_dtype(dtype, f"a {memory_space} buffer")), memory_space)
 
 
 def checked_dtype(dtype: Any, what: str) -> Any:
     """`dtype` as JAX holds it; refuses 64-bit types while x64 is off, which JAX would quietly narrow."""
-    if jaxlink.is_opaque(dtype):
-        return dtype
-    wanted = jnp.dtype(dtype)
+    try:
+        if jaxlink.is_opaque(dtype):
+            return dtype
+        wanted = jnp.dtype(dtype)
+    except TypeError:
+        raise mistake(
+            TypeError, f"The dtype of {what} is {kind_of(dtype)}, which is not one.", hint="jnp.float32, jnp.int32 …"
+        ) from None
     held = jnp.zeros((), wanted).dtype if wanted.itemsize < 8 else _canonical(wanted)
     if held != wanted:
-        raise ValueError(
-            explain(
-                f"The dtype of {what} is {wanted}, but 64-bit types are off in JAX.",
-                hint=f"ask for {held}, or switch them on: `with jax.enable_x64(True):`",
-            )
+        raise mistake(
+            ValueError,
+            f"The dtype of {what} is {wanted}, but 64-bit types are off in JAX.",
+            hint=f"ask for {held}, or switch them on: `with jax.enable_x64(True):`",
         )
     return wanted
 
@@ -197,11 +205,10 @@ class RefView(jaxlink.TransformedRef):
         axes = tuple(reversed(range(self.ndim))) if axes in ((), (None,), None) else tuple(axes)
         axes = tuple(operator.index(a) + self.ndim * (a < 0) for a in axes)
         if sorted(axes) != list(range(self.ndim)):
-            raise ValueError(
-                explain(
-                    f"{self.label} has {self.ndim} dimensions; {permutation} is not an order of them.",
-                    where=jaxlink.current_location(),
-                )
+            raise mistake(
+                ValueError,
+                f"{self.label} has {count_of(self.ndim, 'dimension')}; {permutation} is not an order of them.",
+                hint="name each dimension once: transpose(1, 0), or .T",
             )
         return RefView(self.ref, (*self.transforms, jaxlink.TransposeTransform(axes)))
 
@@ -239,6 +246,46 @@ class RefView(jaxlink.TransformedRef):
 
 
 jaxlink.register_pytree_like_ref_view(RefView)
+
+
+# --- Refs where values are meant --------------------------------------------------------------------------------------
+def not_a_value(ref: Any, verb: str, *, hint: str = "read it first: x_ref[...]", kind: type = TypeError) -> Exception:
+    """The mistake of using a Ref where its value is meant: `x_ref + 1`, `x_ref.sum()`."""
+    return mistake(kind, f"Cannot {verb} {indexing.label_of(ref)}: a Ref is not a value.", hint=hint)
+
+
+# What arrays can do and Refs cannot. A traced Ref asks its type for `_add`; a view is asked for `__add__` itself.
+_BINARY = dict(
+    add="+", sub="-", mul="*", truediv="/", floordiv="//", mod="%", pow="**", matmul="@", lshift="<<", rshift=">>",
+    lt="<", le="<=", gt=">", ge=">=",
+    **{"and": "&", "or": "|", "xor": "^"},
+)  # fmt: skip
+_SIGNS = {**_BINARY, **{f"r{name}": sign for name, sign in _BINARY.items()}, "neg": "-", "invert": "~", "abs": "abs"}
+_METHODS = (
+    "all any argmax argmin argsort astype clip conj cumprod cumsum dot flatten imag item max mean min prod ravel real "
+    "repeat round sort squeeze std sum swapaxes take tolist trace var"
+)
+_ROWS = "read it first, `for row in x_ref[...]`, or loop over x_ref[i] with pl.loop"
+
+
+def _raising(verb: str, **details: Any) -> Callable[..., Any]:
+    def refuse(ref, *_, **__):
+        raise not_a_value(ref, verb, **details)
+
+    return refuse
+
+
+for _name, _sign in _SIGNS.items():
+    _refuse = _raising(f"apply {_sign} to")
+    setattr(KernelRef, f"_{_name}", staticmethod(_refuse))
+    setattr(RefView, f"__{_name}__", _refuse)
+for _name in _METHODS.split():
+    _refuse = _raising(f"take .{_name} of", kind=AttributeError, hint=f"read it first: x_ref[...].{_name}")
+    setattr(KernelRef, _name, jaxlink.aval_property(_refuse))
+    setattr(RefView, _name, property(_refuse))
+KernelRef._iter = staticmethod(_raising("iterate over", hint=_ROWS))
+RefView.__iter__ = _raising("iterate over", hint=_ROWS)
+RefView.__jax_array__ = RefView.__array__ = _raising("compute with")  # what jnp.sin(view) and np.sin(view) ask for
 
 
 class ViewIndexer:

@@ -38,7 +38,8 @@ from palladion.reference.eager_refs import EagerRef, EagerTrace, fresh, to_jax, 
 
 _CHUNK = 1024  # programs whose windows are worked out together
 
-Starts = Sequence[tuple[int, int | None]]  # element (start, size or None) for each dimension, clamped
+# Element (start, size or None) for each dimension, clamped; the start of an Indirect dimension is a list of indices.
+Starts = Sequence[tuple[Any, int | None]]
 
 
 def run(
@@ -93,7 +94,7 @@ class _Call:
     prefetch: tuple[np.ndarray, ...]
     arrays: tuple[np.ndarray, ...]
     home: tuple[int, ...]
-    refusals: tuple[Callable[[], Exception] | None, ...]
+    refusals: tuple[Callable[[str | None], Exception] | None, ...]
     scratch: tuple[np.ndarray, ...]
     warned: set[str]
 
@@ -189,15 +190,16 @@ class _Call:
     def _window_now(self, mapping: BlockMapping, ids, prefetch: Sequence[EagerRef], trace: EagerTrace) -> Starts:
         """The window of an index map that reads scalar-prefetch values, by running it."""
         scalars = [np.int32(i) for i in ids]
-        flat = [int(i) for i in trace.run_jaxpr(mapping.index_map, [*scalars, *prefetch])]
+        flat = [np.asarray(i) for i in trace.run_jaxpr(mapping.index_map, [*scalars, *prefetch])]
         indices = mapping.indices(flat)
         for d, ((index, _), (low, high)) in enumerate(zip(indices, mapping.extents)):
-            if not low <= index <= high and mapping.origin not in self.warned:
+            outside = index[(index < low) | (index > high)]
+            if outside.size and mapping.origin not in self.warned:
                 self.warned.add(mapping.origin)
-                item = OutOfRange(mapping, d, index, (low, high), tuple(self.gm.kernel_ids(ids)))
+                item = OutOfRange(mapping, d, int(outside[0]), (low, high), tuple(self.gm.kernel_ids(ids)))
                 text = explain(item.message(), where=mapping.map_location, hint=item.hint)
                 warnings.warn(text, PalladionWarning, stacklevel=2)
-        return [(int(s), None if n is None else int(n)) for s, n in mapping.window(indices, clip=np.clip)]
+        return [(s.tolist(), None if n is None else int(n)) for s, n in mapping.window(indices, clip=np.clip)]
 
     def _note(self, ids: Sequence[int]) -> str:
         point, sizes = tuple(self.gm.kernel_ids(ids)), tuple(self.gm.kernel_ids(self.sizes))
@@ -215,10 +217,14 @@ def _call(kernel: EagerKernel, refs: Sequence[EagerRef], trace: EagerTrace, grid
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------
-def _inside(array: np.ndarray, mapping: BlockMapping, starts: Starts) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+def _inside(array: np.ndarray, mapping: BlockMapping, starts: Starts) -> tuple[tuple[Any, ...], tuple[slice, ...]]:
     """The part of a window that lies in the array: where in the array, and where in the block."""
     where, within = [], []
     for (start, size), extent, n in zip(starts, mapping.sizes, array.shape):
+        if isinstance(start, list):
+            where.append(np.array(start, np.int64))
+            within.append(slice(0, extent))
+            continue
         low, high = max(start, 0), min(start + (extent if size is None else size), n)
         where.append(slice(low, max(low, high)))
         within.append(slice(low - start, max(low, high) - start))

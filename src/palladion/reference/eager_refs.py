@@ -24,8 +24,9 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
-from palladion.errors import KernelCheckError, UnsupportedPrimitive, explain
+from palladion.errors import KernelCheckError, UnsupportedPrimitive, count_of, explain, mistake
 from palladion.language import ops
+from palladion.language.indexing import out_of_range
 from palladion.reference.evaluate import uninitialized
 from palladion.rules import RuleTable
 
@@ -73,7 +74,7 @@ class EagerRef(jaxlink.Tracer):
     __slots__ = ("_refusal", "buffer", "written")
 
     def __init__(self, trace: EagerTrace, aval: Any, buffer: np.ndarray, refusal: Callable | None = None) -> None:
-        """Arguments: `aval` is the abstract Ref; `refusal()` makes the exception for a store, None allows stores."""
+        """Arguments: `aval` is the abstract Ref; `refusal(where)` makes the exception for a store, None allows stores."""
         super().__init__(trace, aval)
         self.buffer, self.written, self._refusal = buffer, False, refusal
 
@@ -83,7 +84,10 @@ class EagerRef(jaxlink.Tracer):
     def check_writable(self) -> None:
         """Raise the exception for a store, if this Ref takes none."""
         if self._refusal is not None:
-            raise self._refusal()
+            raise self._refusal(jaxlink.current_location())
+
+
+jaxlink.register_tracer(EagerRef)
 
 
 class EagerTrace(jaxlink.EvalTrace):
@@ -131,18 +135,12 @@ class EagerTrace(jaxlink.EvalTrace):
 
 
 # --- views and indices ----------------------------------------------------------------------------------------------
-def _leaves(headline: str, hint: str | None = None) -> IndexError:
-    return IndexError(explain(headline, where=jaxlink.current_location(), hint=hint))
-
-
 def _at(index: Any, d: int, extent: int, label: str, clamp: bool) -> Any:
     """An integer index, or an array of them, counted from the start and inside the dimension."""
     index = np.asarray(index)
     inside = (index >= -extent) & (index < extent)
     if not inside.all() and not clamp:
-        raise _leaves(
-            f"Index {index[~inside].flat[0]} is out of range for dimension {d} of {label}, which has {extent} elements."
-        )
+        raise out_of_range(label, int(index[~inside].flat[0]), d, extent)
     index = np.where(inside & (index < 0), index + extent, index)
     if clamp and index.ndim == 0:
         index = np.clip(index, 0, max(extent - 1, 0))
@@ -156,10 +154,12 @@ def _slice_at(index: Any, d: int, extent: int, label: str, clamp: bool) -> slice
     if clamp and span <= extent:
         first = min(max(first, 0), extent - span)
     if first < 0 or first + span > extent:
-        raise _leaves(
-            f"pl.ds(start={start}, size={size}, stride={stride}) runs past dimension {d} of {label}, which has "
-            f"{extent} elements.",
-            "compiled code moves such a slice back inside without a word: make the start fit, or pad the operand",
+        text = f"pl.ds(start={start}, size={size}{f', stride={stride}' if stride != 1 else ''})"
+        raise mistake(
+            IndexError,
+            f"{text} runs past dimension {d} of {label}, which has {count_of(extent, 'element')}.",
+            hint="compiled code moves such a slice back inside without a word: make the start fit, pad the operand, or "
+            "mask (pltriton.load)",
         )
     return slice(first, first + span, stride)
 
@@ -336,7 +336,7 @@ def _num_programs(trace: EagerTrace, params):
 
 @RULES.rule(ops.debug_print_p)
 def _debug_print(trace: EagerTrace, params, *args):
-    print(params["fmt"].format(*map(np.asarray, args)))
+    print(ops.format_values(params["fmt"], args))
     return []
 
 

@@ -22,6 +22,7 @@ from jax import lax
 
 from palladion import jaxlink
 from palladion.language import ops
+from palladion.reference import host
 from palladion.rules import RuleTable
 
 RULES = RuleTable("the reference interpreter", covers=lambda primitive: primitive not in _MACHINE_ONLY)
@@ -154,10 +155,14 @@ class Evaluator:
       ids: the program's index along each grid axis that the kernel sees.
       sizes: the number of programs along each of those axes.
       checks: whether run-time indices are checked (`pl.enable_debug_checks`).
+      token: what orders prints and checks; carried like a Ref that they write.
     """
 
-    def __init__(self, ids: Sequence[Any], sizes: Sequence[Any], checks: bool = False) -> None:
+    def __init__(
+        self, ids: Sequence[Any], sizes: Sequence[Any], checks: bool = False, token: Cell | None = None
+    ) -> None:
         self.ids, self.sizes, self.checks = ids, sizes, checks
+        self.token = Cell(host.first_token(), "the order of prints") if token is None else token
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
         """The results of `jaxpr` on values and cells."""
@@ -182,12 +187,18 @@ class Evaluator:
         """The cells that an equation may write, once each; JAX's control flow has to carry their values."""
         written = jaxlink.written_vars(eqn)
         cells = [c for v, c in zip(eqn.invars, operands) if isinstance(c, Cell) and v in written]
+        if any(isinstance(e, jaxlink.DebugEffect) for e in eqn.effects) or self.checks:
+            cells.append(self.token)
         return list(dict.fromkeys(cells))
 
     def run_on_copies(self, jaxpr, args, cells, values) -> tuple[list[Any], list[Any]]:
         """Run `jaxpr` with copies of `cells` that hold `values`: its results, and the values at the end."""
         copies = {c: Cell(v, c.label) for c, v in zip(cells, values, strict=True)}
-        outs = self.run(jaxpr, [copies.get(a, a) if isinstance(a, Cell) else a for a in args])
+        token, self.token = self.token, copies.get(self.token, self.token)
+        try:
+            outs = self.run(jaxpr, [copies.get(a, a) if isinstance(a, Cell) else a for a in args])
+        finally:
+            self.token = token
         return outs, [copies[c].value for c in cells]
 
 
@@ -229,7 +240,8 @@ def _while(ev: Evaluator, eqn, *operands):
         return ev.run_on_copies(body_jaxpr, [*operands[n:m], *carry], cells, values)
 
     init = list(operands[m:]), [c.value for c in cells]
-    if not jaxlink.written_vars(cond_jaxpr):
+    acts = ev.checks or any(isinstance(e, jaxlink.DebugEffect) for e in cond_jaxpr.effects)
+    if not acts and not jaxlink.written_vars(cond_jaxpr):
         outs, values = lax.while_loop(lambda s: cond(*s)[0], lambda s: body(*s), init)
     else:  # the condition is run once a round, and what it writes is kept, its last round's too
 
@@ -366,7 +378,7 @@ def _num_programs(ev: Evaluator, eqn):
 
 @RULES.rule(ops.debug_print_p)
 def _debug_print(ev: Evaluator, eqn, *args):
-    jax.debug.print(eqn.params["fmt"], *args)
+    ev.token.value = host.act(ev.token.value, host.Print(eqn.params["fmt"]), *args)
     return []
 
 
@@ -378,9 +390,8 @@ def _debug_check(ev: Evaluator, eqn, condition):
 
 
 def _report(ev: Evaluator, condition, message: str, where: str | None, *values) -> None:
-    from palladion.reference import checks
-
-    checks.report(condition, message, where, ev.ids, *values)
+    action = host.Check(message, len(values), where)
+    ev.token.value = host.act(ev.token.value, action, condition, *values, *ev.ids)
 
 
 @RULES.rule(ops.delay_p)

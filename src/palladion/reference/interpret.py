@@ -27,7 +27,7 @@ from jax import lax
 from palladion import jaxlink
 from palladion.language.grid import BlockMapping, GridMapping
 from palladion.language.index_maps import MAX_POINTS, evaluate, grid_points, reads_prefetch
-from palladion.reference import parallel
+from palladion.reference import host, parallel
 from palladion.reference.evaluate import Cell, Evaluator, uninitialized
 from palladion.reference.windows import Window
 
@@ -127,9 +127,9 @@ class _Sequence:
         carried = {h: arrays[h] for h, w in zip(self.home, self.written) if w}
         carried |= {h: arrays[h] for h in self.home[n_in:]}
         scratch = [uninitialized(v.aval.shape, v.aval.dtype) for v in self.jaxpr.invars[n_refs:]]
-        step = functools.partial(self._program, arrays)
+        step, state = functools.partial(self._program, arrays), (carried, scratch, host.first_token())
         if self.gm.num_programs == 1:
-            carried, _ = step((carried, scratch), [0] * len(self.sizes), self._known_starts())
+            carried, *_ = step(state, [0] * len(self.sizes), self._known_starts())
         elif self.gm.num_programs is not None and self.gm.num_programs <= MAX_POINTS:
             ids = list(grid_points([n or 0 for n in self.gm.grid]))
 
@@ -139,14 +139,14 @@ class _Sequence:
 
             known = self._known_starts()
             varying = [_varying(s) for s in known]
-            (carried, _), _ = lax.scan(body, (carried, scratch), (ids, varying))
+            (carried, *_), _ = lax.scan(body, state, (ids, varying))
         else:
             total = functools.reduce(jnp.multiply, self.sizes, jnp.int32(1))
 
             def body_at(n, carry):
                 return step(carry, self._unravel(n), [None] * len(self.windows))
 
-            carried, _ = lax.fori_loop(0, total, body_at, (carried, scratch))
+            carried, *_ = lax.fori_loop(0, total, body_at, state)
         return [carried[h] for h in self.home[n_in:]]
 
     def _known_starts(self) -> list[Any]:
@@ -165,7 +165,7 @@ class _Sequence:
 
     def _program(self, arrays, carry, ids, starts):
         """One program: read its windows, run the kernel on cells, write back what it may have written."""
-        carried, scratch = carry
+        carried, scratch, token = carry
         now = arrays | carried
         n_pre = self.gm.num_prefetch
         mappings = (*self.gm.prefetch_mappings, *self.gm.block_mappings)
@@ -178,11 +178,12 @@ class _Sequence:
             cells.append(Cell(window.load(array, starts[k]), mapping.origin))
         cells += [Cell(x, v.aval.label) for x, v in zip(scratch, self.jaxpr.invars[len(cells) :])]
         kernel_ids = self.gm.kernel_ids([jnp.int32(i) if isinstance(i, int) else i for i in ids])
-        Evaluator(kernel_ids, self.gm.kernel_ids(self.sizes), self.checks).run(self.jaxpr, cells)
+        order = Cell(token, "the order of prints")
+        Evaluator(kernel_ids, self.gm.kernel_ids(self.sizes), self.checks, order).run(self.jaxpr, cells)
         for k, (h, w) in enumerate(zip(self.home, self.written), start=n_pre):
             if w:
                 now[h] = self.windows[k].store(now[h], starts[k], cells[k].value)
-        return {h: now[h] for h in carried}, [c.value for c in cells[len(mappings) :]]
+        return {h: now[h] for h in carried}, [c.value for c in cells[len(mappings) :]], order.value
 
 
 def _table(mapping: BlockMapping, points: np.ndarray | None) -> list[tuple[np.ndarray, Any]] | None:

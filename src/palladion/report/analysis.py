@@ -95,7 +95,7 @@ def analyse(call: Call, checks: Sequence[Callable], tick: Tick = lambda: None) -
     target = target_of(call)
     found: dict[tuple, Finding] = {}
     first: Analysis | None = None
-    for values in call.values.values():
+    for values in sorted(call.values.values(), key=lambda v: (None in v.grid, v.prefetch is None)):  # known ones first
         analysis = _look_at(call, target, values, tick)
         first = first or analysis
         for check in checks:

@@ -50,18 +50,18 @@ class Call:
       params: the parameters of the `pallas_call` equation.
       kernel_at: `file:line` of the kernel function.
       called_at: `file:line (function)` of the line that made the call first, or None.
-      count: how often it was made; a call inside jit counts once for each trace.
-      traced: whether an operand was a tracer (the call stands in jit, scan, grad …).
-      batch: sizes of the axes that vmap will add to the grid, outermost first.
+      count: how often it was made.
+      traced: how many of those times with tracers (in jit, scan, grad …), each of which may run any number of times.
+      batches: sizes of the axes that vmap adds to the grid, outermost first, for each way it was vmapped.
       values: the different run-time values it was made with, at most `MAX_VALUES`.
     """
 
     params: dict[str, Any]
     kernel_at: str | None
     called_at: str | None
-    traced: bool
-    batch: tuple[int, ...]
     count: int = 0
+    traced: int = 0
+    batches: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     values: dict[Any, Values] = dataclasses.field(default_factory=dict)
     values_left_out: bool = False
 
@@ -120,9 +120,11 @@ class Recorder:
     def __call__(self, operands: tuple, params: dict) -> None:
         call = self._by_params.get(id(params))
         if call is None or call.params is not params:
-            call = self._record(operands, params)
+            call = self._record(params)
         call.count += 1
-        call.traced = call.traced or any(isinstance(x, jaxlink.Tracer) for x in operands)
+        call.traced += any(isinstance(x, jaxlink.Tracer) for x in operands)
+        if (batch := _batch(operands)) and batch not in call.batches:
+            call.batches.append(batch)
         values = _values(operands, params["grid_mapping"])
         if values.key in call.values:
             return
@@ -131,9 +133,8 @@ class Recorder:
         else:
             call.values_left_out = True
 
-    def _record(self, operands: tuple, params: dict) -> Call:
-        batch = _batch(operands)
-        key = _key(params), batch
+    def _record(self, params: dict) -> Call:
+        key = _key(params)
         call = self._calls.get(key)
         if call is None:
             body = params["jaxpr"]
@@ -142,7 +143,7 @@ class Recorder:
                 if isinstance(body, EagerKernel)
                 else body.debug_info.func_src_info
             )
-            call = Call(params, place_of(source)[1], jaxlink.current_location(), False, batch)
+            call = Call(params, place_of(source)[1], jaxlink.current_location())
             self._calls[key] = call
         if call.params is params:  # kept alive by the call, so its id stays its own
             self._by_params[id(params)] = call

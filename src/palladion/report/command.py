@@ -146,13 +146,16 @@ def _progress(steps: int, patience: float = 1.0) -> Iterator[Callable[[], None]]
 
 
 def _print(reports: Sequence[CallReport], program: str, failed: bool) -> None:
-    if isinstance(encoding := getattr(sys.stdout, "encoding", None), str) and not encoding.lower().startswith("utf"):
+    if not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf"):
         with contextlib.suppress(AttributeError):  # a stdout that is not a text file
             sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    console = Console(highlight=False, soft_wrap=False)
-    for report in reports:
-        print_report(console, report)
-        console.print()
-    print_summary(console, reports, program)
-    if failed:
-        console.print("The program failed; its calls up to there are above.", style="bold red")
+    console = Console(highlight=False)
+    # On a terminal as it comes; in a file or pipe without the blanks that fill up a line.
+    with contextlib.nullcontext() if console.is_terminal else console.capture() as captured:
+        for report in reports:
+            print_report(console, report)
+        print_summary(console, reports, program)
+        if failed:
+            console.print("The program failed; the calls up to there are above.", style="bold red")
+    if captured is not None:
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()))

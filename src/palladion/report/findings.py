@@ -61,16 +61,16 @@ def out_of_bounds(a: Analysis) -> Iterator[Finding]:
         low, high = item.extent
         size = item.mapping.sizes[item.dimension]
         visits = next((v for v in a.visits if v is not None and v.mapping is item.mapping), None)
-        often = "" if visits is None or visits.grid.sampled else f", the first of {visits.outside} that leave it"
+        several = visits is not None and not visits.grid.sampled and visits.outside > 1
         yield Finding(
             kind="out-of-bounds",
             level="error",
             message=f"{item.mapping.origin} is asked for block {item.index} in dimension {item.dimension}, outside the "
             f"valid range {low}..{high}.",
             where=_map_location(a, item.mapping),
-            when=f"program {tuple_text(item.point)}{often}",
-            hint=f"index maps return block numbers, not element offsets: number n stands for the elements from n * {size} "
-            "on (pl.Element takes offsets). Indices outside are clamped, which hides the mistake",
+            when=f"program {tuple_text(item.point)}" + (f", the first of {visits.outside}" if several else ""),
+            hint="return block numbers, not element offsets: "
+            f"block n begins at element n * {size} (pl.Element takes offsets)",
             operand=item.mapping.origin,
         )
 
@@ -131,9 +131,9 @@ def revisited(a: Analysis) -> Iterator[Finding]:
             f"{tuple_text(revisit.point)}, previously visited in iterations {tuple_text(revisit.first)} through "
             f"{tuple_text(revisit.last)}.",
             where=_map_location(a, mapping),
-            when=f"program {tuple_text(revisit.point)}; so for {plural(revisit.count, 'block')}",
-            hint="a TPU writes a block back when the next program has another one, and does not read it again: what "
-            f"was accumulated is lost. Put {_axes(axes)}, along which the block repeats, last in the grid",
+            when=f"program {tuple_text(revisit.point)}; {plural(revisit.count, 'block')} in all",
+            hint=f"make {_axes(axes)}, along which the block repeats, last in the grid. A TPU writes a block back when it "
+            "is left, and does not read it again: what was accumulated is lost",
             operand=mapping.origin,
         )
 
@@ -157,17 +157,17 @@ def shared(a: Analysis) -> Iterator[Finding]:
             hint = "declare an axis along which output blocks repeat 'arbitrary' ('sequential' on a GPU)"
         elif parallel:
             level, why = "error", "programs of a GPU run in parallel"
-            hint = "give each program its own output block; loop over the other axis inside the kernel (lax.fori_loop)"
+            hint = "give each program its own block, and loop over that axis inside the kernel (lax.fori_loop)"
         elif all(semantics[axis] == "arbitrary" for axis in sharing.axes):
             if a.target is Target.MOSAIC_GPU:  # sequential axes are what a GPU runs in order
                 continue
-            level, why = "note", "in order on a TPU, but it would be a race on a GPU"
-            hint = "on a GPU, loop over that axis inside the kernel (lax.fori_loop)"
+            level, why = "note", "in order on a TPU, a race on a GPU"
+            hint = "nothing on a TPU; on a GPU, loop over that axis inside the kernel (lax.fori_loop)"
         else:
             level, why = "warning", "a race on a GPU, where programs run in parallel"
             hint = (
-                "on a GPU, loop over that axis inside the kernel (lax.fori_loop); on a TPU, declare it 'arbitrary': "
-                "compiler_params=pltpu.CompilerParams(dimension_semantics=...)"
+                "loop over that axis inside the kernel (lax.fori_loop); for a TPU alone, declare it 'arbitrary' in "
+                "pltpu.CompilerParams(dimension_semantics=...)"
             )
         if in_parts and not (parallel and declared):
             level = {"error": "warning"}.get(level, "note")
@@ -177,7 +177,7 @@ def shared(a: Analysis) -> Iterator[Finding]:
             level=level,
             message=f"{several}: {why}.",
             where=_map_location(a, mapping),
-            when=f"along {_axes(sharing.axes)}; {sharing.count} of {plural(sharing.total, 'block')} shared",
+            when=f"along {_axes(sharing.axes)}, for {sharing.count} of {plural(sharing.total, 'block')}",
             hint=hint,
             operand=mapping.origin,
         )

@@ -61,16 +61,19 @@ class Footprint:
 
     Attributes:
       buffers: its rows.
-      flops, transcendentals: of all programs; None when the kernel or the grid is not known.
+      programs: of the grid; None when that is known only at run time.
+      flops, transcendentals: of all programs; None when the grid is not known, or the kernel not traced.
       moved_bytes: between HBM and chip; None when a block index is not known.
       moves_more: whether the kernel moves further bytes itself (operands that stay in HBM).
       vector_bytes: on chip, blocks with their buffers and scratch.
       vmem_bytes: the same in a TPU's tiles.
       scalar_bytes: in the scalar memory of a TPU (SMEM).
+      sampled: whether copies and moved bytes are scaled up from a part of a large grid.
       limits: the on-chip memories it is measured against.
     """
 
     buffers: tuple[Buffer, ...]
+    programs: int | None
     flops: int | None
     transcendentals: int | None
     moved_bytes: int | None
@@ -78,6 +81,7 @@ class Footprint:
     vector_bytes: int
     vmem_bytes: int
     scalar_bytes: int
+    sampled: bool
     limits: tuple[Limit, ...]
 
     @property
@@ -137,6 +141,7 @@ def footprint(call: Call, target: Target, grid: Grid | None, visits: Sequence[Vi
     work = None if call.jaxpr is None or programs is None else cost._count(call.jaxpr)
     return Footprint(
         buffers=tuple(rows),
+        programs=programs,
         flops=None if work is None else work.flops * (programs or 0),
         transcendentals=None if work is None else work.transcendentals * (programs or 0),
         moved_bytes=None if programs is None or None in moved else sum(x for x in moved if x is not None),
@@ -144,6 +149,7 @@ def footprint(call: Call, target: Target, grid: Grid | None, visits: Sequence[Vi
         vector_bytes=space.vector,
         vmem_bytes=space.tiled,
         scalar_bytes=space.scalar,
+        sampled=grid is not None and grid.sampled,
         limits=tuple(limits(space.tiled, space.vector, target)),
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -26,13 +27,18 @@ _INDENT = 2
 
 def print_report(console: Console, report: CallReport) -> None:
     """Print one call: heading, operands, numbers, findings."""
-    console.print(_heading(report))
+    console.print(Rule(Text(report.call.name, style="bold"), align="left", style="dim"))
+    console.print(_heading(report), style="dim")
+    console.print()
     _indented(console, _operands(report.footprint))
+    console.print()
     _indented(console, _numbers(report.footprint))
-    for finding in report.findings:
-        _indented(console, _finding(finding))
-    if not report.findings:
+    console.print()
+    if report.findings:
+        _indented(console, _findings(report.findings))
+    else:
         _indented(console, Text("no findings", style="green"))
+    console.print()
 
 
 def print_summary(console: Console, reports: Sequence[CallReport], program: str) -> None:
@@ -56,18 +62,13 @@ def count_levels(reports: Sequence[CallReport]) -> dict[str, int]:
 
 
 def _indented(console: Console, block: Table | Text) -> None:
-    console.print(Padding(block, (0, 0, 0, _INDENT)))
+    console.print(Padding(block, (0, 0, 0, _INDENT), expand=False))
 
 
 # --- heading ----------------------------------------------------------------------------------------------------------
-def _heading(report: CallReport) -> Text:
+def _heading(report: CallReport) -> str:
     call = report.call
-    text = Text()
-    text.append(call.name, style="bold")
-    if call.kernel_at:
-        text.append(f"  {call.kernel_at}")
-    text.append(f"\n{_grid(report)}, {_how_often(call)}", style="dim")
-    return text
+    return "\n".join(filter(None, [call.kernel_at, f"{_grid(report)}, {_how_often(call)}"]))
 
 
 def _grid(report: CallReport) -> str:
@@ -82,11 +83,11 @@ def _grid(report: CallReport) -> str:
 
 
 def _how_often(call: Call) -> str:
-    how = "called" if not call.traced else "traced (jit, vmap, grad …)"
-    times = "once" if call.count == 1 else f"{call.count:,} times"
-    batch = f", vmap adds a grid axis of {listing([str(n) for n in call.batch])}" if call.batch else ""
+    ways = [("called", call.count - call.traced), ("traced", call.traced)]
+    times = [f"{way} {'once' if n == 1 else f'{n:,} times'}" for way, n in ways if n]
     where = f" at {call.called_at.partition(' (')[0]}" if call.called_at else ""
-    return f"{how} {times}{where}{batch}"
+    grids = [tuple_text((*batch, *call.grid_mapping.grid)) for batch in call.batches]
+    return f"{listing(times)}{where}" + (f"; vmap makes the grid {listing(grids)}" if grids else "")
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def _operands(footprint: Footprint) -> Table:
             "" if row.block is None else tuple_text(row.block),
             row.memory_space,
             _held(row),
-            _copies(row),
+            _copies(row, footprint.sampled),
         )
     return table
 
@@ -115,12 +116,13 @@ def _held(row: Buffer) -> str:
     return bytes_text(row.block_bytes) if row.buffers == 1 else f"{row.buffers} x {bytes_text(row.block_bytes)}"
 
 
-def _copies(row: Buffer) -> str:
+def _copies(row: Buffer, sampled: bool) -> str:
     if row.role == "scratch":
         return ""
     if not row.buffers:
         return "by kernel"
-    return "?" if row.copies is None else f"{row.copies:,}"
+    about = "~" if sampled and (row.copies or 0) > 1 else ""
+    return "?" if row.copies is None else f"{about}{row.copies:,}"
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -134,16 +136,18 @@ def _numbers(footprint: Footprint) -> Table:
     if footprint.vmem_bytes > footprint.vector_bytes and any(x.machine == "TPU" for x in footprint.limits):
         tiles = f"; {bytes_text(footprint.vmem_bytes)} in a TPU's tiles of 8 x 128"
     grid.add_row("on chip", f"{bytes_text(footprint.vector_bytes)}{scalars}{tiles}")
-    grid.add_row("", _limits(footprint.limits))
+    grid.add_row(_limit_titles(footprint.limits), _limits(footprint.limits))
     return grid
 
 
 def _intensity(footprint: Footprint) -> str:
     if footprint.flops is None:
-        return "unknown: the kernel or its grid is known only at run time"
+        why = "the grid is known only at run time" if footprint.programs is None else "the kernel is not traced"
+        return f"unknown: {why}"
     work = si_text(footprint.flops, "flop")
     if footprint.moved_bytes is None or footprint.moves_more:
-        return f"unknown: {work}, but some copies are known only at run time or are made by the kernel"
+        why = "are made by the kernel itself" if footprint.moves_more else "are known only at run time"
+        return f"unknown: {work}, but some copies {why}"
     moved = f"{bytes_text(footprint.moved_bytes)} moved"
     if footprint.intensity is None:
         return f"{work}, {moved}"
@@ -156,35 +160,50 @@ def _intensity(footprint: Footprint) -> str:
             verdict = ": compute-bound on TPUs"
         else:
             verdict = f": compute-bound on TPU {' '.join(bound)}, memory-bound on the others"
-    return f"{footprint.intensity:.3g} flop/byte ({work}, {moved}){verdict}"
+    about = "about " if footprint.sampled else ""
+    return f"{about}{footprint.intensity:.3g} flop/byte ({work}, {moved}){verdict}"
+
+
+def _limit_titles(limits: Sequence[Limit]) -> str:
+    machines = [limit.machine for limit in limits]
+    return f"{' or '.join(dict.fromkeys(machines))}\nholds\nused"
 
 
 def _limits(limits: Sequence[Limit]) -> Table:
+    """One column for each memory: who has it, how large it is, how much of it the call takes."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+    columns = []
     for limit in limits:
-        owner = f"TPU {' '.join(limit.names)}" if limit.machine == "TPU" else f"SM of {', '.join(limit.names)}"
-        share = 100 * limit.used / limit.capacity
-        used = "<1 %" if 0 < share < 1 else f"{share:,.0f} %"
-        verdict = Text(used, style="green") if limit.fits else Text(f"{used}, too big", style="yellow")
-        table.add_row(owner, f"{limit.capacity / 1024:.0f} KiB" if limit.capacity < 1 << 20 else
-                      f"{limit.capacity >> 20} MiB", verdict)
+        table.add_column()
+        columns.append((" ".join(limit.names), _capacity(limit), _share(limit)))
+    for row in zip(*columns):
+        table.add_row(*row)
     return table
 
 
+def _capacity(limit: Limit) -> str:
+    return f"{limit.capacity >> 10} KiB" if limit.capacity < 1 << 20 else f"{limit.capacity >> 20} MiB"
+
+
+def _share(limit: Limit) -> Text:
+    share = 100 * limit.used / limit.capacity
+    used = "<1 %" if 0 < share < 1 else f"{share:,.0f} %"
+    return Text(used, style="green") if limit.fits else Text(f"{used}!", style="bold yellow")
+
+
 # --- findings ---------------------------------------------------------------------------------------------------------
-def _finding(finding: Finding) -> Table:
+def _findings(findings: Sequence[Finding]) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    text = Text(finding.message)
-    facts = {"at": finding.where, "when": finding.when, "fix": finding.hint}
-    for name, fact in facts.items():
-        if fact is not None:
-            text.append(f"\n{name} ", style="dim")
-            text.append(fact)
-    text.append(f" [{finding.kind}]" if not finding.hint else f"", style="dim")
-    grid.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
+    for finding in findings:
+        text = Text(finding.kind, style="bold")
+        if finding.where is not None:
+            text.append(f" at {finding.where}", style="not bold")
+        text.append(f"\n{finding.message}", style="not bold")
+        for name, fact in (("when", finding.when), ("fix", finding.hint)):
+            if fact is not None:
+                text.append(f"\n{name}: ", style="not bold dim")
+                text.append(fact, style="not bold")
+        grid.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
     return grid

@@ -1,0 +1,150 @@
+"""The operations of the TPU dialect that are plain array or Ref semantics: bitcasts, rolls, masks, reciprocals.
+
+Those that need a machine (copies, semaphores, pipelines, the hardware's random numbers) come with the simulated TPU.
+
+Source: public documentation of `jax.experimental.pallas.tpu`.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from palladion import jaxlink
+from palladion.errors import explain
+from palladion.language import masked
+
+
+def _message(headline: str, hint: str | None = None) -> str:
+    return explain(headline, where=jaxlink.current_location(), hint=hint)
+
+
+def load(ref: Any, *, mask: jax.Array | None = None) -> jax.Array:
+    """What a Ref or view holds; lanes where the mask is off are uninitialised (NaN in interpreters).
+
+    Arguments:
+      ref: a Ref or a view of one.
+      mask: boolean, broadcasts to the view; None for all lanes.
+
+    Raises:
+      TypeError, ValueError: not a Ref; a mask that is not boolean or does not fit.
+    """
+    return masked.load("pltpu.load", ref, mask, None, {})
+
+
+def store(ref: Any, val: jax.Array, *, mask: jax.Array | None = None) -> None:
+    """Store in a Ref or view; lanes where the mask is off keep what they hold.
+
+    Arguments:
+      ref: a Ref or a view of one.
+      val: an array of the view's shape and dtype.
+      mask: boolean, broadcasts to the view; None for all lanes.
+
+    Raises:
+      TypeError, ValueError: as `load`; also a value of another shape or dtype.
+    """
+    masked.store("pltpu.store", ref, val, mask, {})
+
+
+def bitcast(x: jax.Array, ty: Any, dim: int = -2) -> jax.Array:
+    """The same bits as another dtype. Another width packs or unpacks elements along `dim`, lowest bits first.
+
+    f32[8, 128] as int16 has shape [16, 128]: rows 2 i and 2 i + 1 are the low and the high half of row i.
+
+    Arguments:
+      x: an array.
+      ty: the new dtype.
+      dim: the dimension along which widths change: the last but one (as in TPU registers) or the last.
+
+    Raises:
+      ValueError: another dimension; one dimension with dim=-2; rows that do not fill whole elements.
+    """
+    x = jnp.asarray(x)
+    old, new = _bits(x.dtype), _bits(ty := jaxlink.canonicalize_dtype(ty))
+    axis = dim + x.ndim if dim < 0 else dim
+    if not 0 <= axis < x.ndim or axis < x.ndim - 2:
+        raise ValueError(
+            _message(
+                f"pltpu.bitcast changes widths along the last or the last but one dimension, not {dim} of {x.ndim}.",
+                "dim=-1 packs along the last dimension" if x.ndim == 1 else None,
+            )
+        )
+    if old == new:
+        return lax.bitcast_convert_type(x, ty)
+    if x.shape[axis] * old % new:
+        raise ValueError(
+            _message(f"{x.shape[axis]} elements of {old} bits along dimension {axis} are no whole number of {new} bits.")
+        )
+    x = jnp.moveaxis(x, axis, -1)
+    if old < new:
+        x = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] * old // new, new // old), ty)
+    else:
+        x = lax.bitcast_convert_type(x, ty)
+        x = x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+    return jnp.moveaxis(x, -1, axis)
+
+
+def _bits(dtype: Any) -> int:
+    dtype = jnp.dtype(dtype)
+    if dtype == np.bool_:
+        raise ValueError("pltpu.bitcast has no meaning for bool: how many bits it takes depends on the machine.")
+    return jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).bits
+
+
+def roll(
+    x: jax.Array,
+    shift: jax.Array | int,
+    axis: int,
+    *,
+    stride: int | None = None,
+    stride_axis: int | None = None,
+) -> jax.Array:
+    """`x` rotated towards higher indices: element i of the result is element (i - shift) modulo the size.
+
+    Arguments:
+      x: an array.
+      shift: by how many elements; a Python int is not negative, a value known at run time may be.
+      axis: along which dimension, counted from 0.
+      stride, stride_axis: row r of stride_axis is rotated by shift + r * stride instead.
+
+    Raises:
+      ValueError: a negative shift or stride, an axis that is not there, or only one of stride and stride_axis.
+    """
+    x = jnp.asarray(x)
+    if isinstance(shift, (int, np.integer)) and shift < 0:
+        raise ValueError(_message("shift must be non-negative.", f"shift % size: {x.shape[axis]} {shift:+d}"))
+    if not 0 <= operator.index(axis) < x.ndim:
+        raise ValueError(_message(f"axis is out of range: pltpu.roll got axis {axis} of {x.ndim} dimensions."))
+    if (stride is None) != (stride_axis is None):
+        raise ValueError(_message("stride and stride_axis must be both specified or not."))
+    size = x.shape[axis]
+    if stride is None or stride_axis is None:
+        return jnp.roll(x, shift, axis)
+    if stride < 0:
+        raise ValueError(_message("stride must be non-negative."))
+    if not 0 <= stride_axis < x.ndim or stride_axis == axis:
+        raise ValueError(_message(f"stride_axis must be another dimension than axis {axis}, not {stride_axis}."))
+    position = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    row = lax.broadcasted_iota(jnp.int32, x.shape, stride_axis)
+    return jnp.take_along_axis(x, jnp.mod(position - shift - row * stride, size), axis)
+
+
+def reciprocal(x: jax.Array, *, approx: bool = False, full_range: bool = True) -> jax.Array:
+    """1 / x; a TPU may use its approximate instruction when `approx` is set, interpreters compute it exactly.
+
+    Arguments:
+      x: a floating-point array.
+      approx: allow the approximation.
+      full_range: whether subnormal and huge values must come out right on a TPU.
+
+    Raises:
+      TypeError: `x` is not floating-point.
+    """
+    if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        raise TypeError(_message(f"pltpu.reciprocal takes floating-point arrays, not {jnp.result_type(x)}."))
+    return jnp.reciprocal(x)
