@@ -6,7 +6,7 @@ of one, at the user's line. Mistakes of use are raised as the built-in exception
 (`ValueError`, `TypeError`, `IndexError`); the classes here are for what has no built-in name.
 
 JAX raises some mistakes itself, such as `if` on a traced value. Programs match on its exceptions, so they stay as
-they are; `noting_traced_values` adds the line and the fix to them as a note, which Python prints below the message.
+they are; `noting_jax_errors` adds the line and the fix to them as a note, which Python prints below the message.
 """
 
 from __future__ import annotations
@@ -94,19 +94,22 @@ _ADVICE = (  # by the exception's class; the first that fits
 
 
 @contextlib.contextmanager
-def noting_traced_values(reason: str, *, advice: str | None = None) -> Iterator[None]:
-    """Add a note to JAX's errors about Python needing a value that is not known yet.
+def noting_jax_errors(what: str, reason: str, *, advice: str | None = None) -> Iterator[None]:
+    """Add a note with the user's line to an exception that JAX raises in the block.
 
     Arguments:
-      reason: why it is not known, one sentence.
-      advice: the fix; default: by the kind of error.
+      what: whose code runs in the block ("the kernel add"), for the note.
+      reason: why its values are not known yet, for errors about Python needing one.
+      advice: the fix for those; default: by the kind of error.
     """
     try:
         yield
-    except tuple(kind for kind, _ in _ADVICE) as error:
-        fix = advice or next(text for kind, text in _ADVICE if isinstance(error, kind))
-        if not getattr(error, "__notes__", None):  # the innermost kernel's note says it all
-            error.add_note(explain(reason, where=jaxlink.location_of_error(error), hint=fix))
+    except (TypeError, ValueError, IndexError, NotImplementedError) as error:
+        fix = next((text for kind, text in _ADVICE if isinstance(error, kind)), None)
+        if not getattr(error, "_noted", False) and jaxlink.raised_in_library(error):
+            error._noted = True  # pyright: ignore[reportAttributeAccessIssue]  # the innermost kernel's note is enough
+            headline = f"JAX raised this in {what}{f': {reason}' if fix else '.'}"
+            error.add_note(explain(headline, where=jaxlink.location_of_error(error), hint=fix and (advice or fix)))
         raise
 
 

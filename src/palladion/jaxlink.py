@@ -13,6 +13,7 @@ import functools
 import inspect
 import os
 import traceback
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -135,8 +136,13 @@ def function_location(fun: Callable) -> str:
 
 
 def trace_to_jaxpr(fun: Callable, avals: Sequence[Any], info: core.DebugInfo) -> tuple[Jaxpr, Any]:
-    """Trace `fun` on flat abstract arguments: the jaxpr, and the pytree structure of the result."""
-    jaxpr, out = partial_eval.trace_to_jaxpr(fun, flattree.flatten_args(*avals), info)
+    """Trace `fun` on flat abstract arguments: the jaxpr, and the pytree structure of the result.
+
+    Kernels may pass one Ref twice to a jitted helper, or pass one that it also closes over; JAX's check against that
+    is off.
+    """
+    with jax_config.mutable_array_checks(False):
+        jaxpr, out = partial_eval.trace_to_jaxpr(fun, flattree.flatten_args(*avals), info)
     return jaxpr, out.tree
 
 
@@ -233,16 +239,29 @@ def location_of(eqn: Any) -> str | None:
 
 def current_location() -> str | None:
     """`file:line (function)` of the innermost user frame on the stack."""
-    frames = source_info_util.user_frames(source_info_util.current().traceback)
-    frame = next((f for f in frames if f.file_name != "<string>"), None)  # <string>: __init__ of a dataclass
-    return None if frame is None else _frame_text(frame)
+    for frame, line in traceback.walk_stack(None):
+        if _is_user_code(frame.f_code):
+            return f"{_shorten(frame.f_code.co_filename)}:{line} ({frame.f_code.co_qualname})"
+    return None
+
+
+def _is_user_code(code: types.CodeType) -> bool:
+    # <string>: the __init__ that a dataclass makes
+    return code.co_filename != "<string>" and source_info_util.is_user_filename(code.co_filename)
+
+
+def raised_in_library(error: BaseException) -> bool:
+    """Whether an exception came from JAX (or other libraries), not from a `raise` in the user's code or in ours."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    last = frames[-1].f_code.co_filename if frames else PACKAGE_DIR
+    return not last.startswith(PACKAGE_DIR) and not source_info_util.is_user_filename(last)
 
 
 def location_of_error(error: BaseException) -> str | None:
     """`file:line (function)` of the innermost user frame in an exception's traceback."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if source_info_util.is_user_filename(frame.f_code.co_filename):
+        if _is_user_code(frame.f_code):
             found = f"{_shorten(frame.f_code.co_filename)}:{line} ({frame.f_code.co_qualname})"
     return found
 

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from palladion.errors import count_of, mistake, noting_traced_values
+from palladion.errors import count_of, mistake, noting_jax_errors
 
-MAX_DEPTH = 32  # kernels in kernels; far more than meaning has, far less than Python's stack
+MAX_DEPTH = 8  # kernels in kernels; Python's own limit comes soon after, with a worse message
 
 
 @dataclasses.dataclass
@@ -57,10 +57,10 @@ def kernel(frame: Frame):
             f"The kernel {frame.name} is called inside {MAX_DEPTH} other kernel calls: it calls itself without end.",
             hint="a kernel cannot call itself; loop with pl.loop or lax.fori_loop",
         )
-    reason = f"In the kernel {frame.name}, program ids and what Refs hold are known only when it runs."
+    reason = "program ids and what Refs hold are known only when it runs."
     _stack().append(frame)
     try:
-        with contextlib.nullcontext() if frame.eager else noting_traced_values(reason):
+        with contextlib.nullcontext() if frame.eager else noting_jax_errors(f"the kernel {frame.name}", reason):
             yield frame
     finally:
         _stack().pop()
@@ -71,8 +71,9 @@ def no_kernel(what: str):
     """Run a block where kernel operations mean nothing; `what` names it in messages."""
     _stack().append(what)
     try:
+        reason = "grid indices are known only when the kernel runs."
         advice = "compute with the grid indices: jnp.where for a choice, // and % for arithmetic"
-        with noting_traced_values(f"In {what}, grid indices are known only when the kernel runs.", advice=advice):
+        with noting_jax_errors(what, reason, advice=advice):
             yield
     finally:
         _stack().pop()

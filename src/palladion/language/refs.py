@@ -262,8 +262,8 @@ _BINARY = dict(
 )  # fmt: skip
 _SIGNS = {**_BINARY, **{f"r{name}": sign for name, sign in _BINARY.items()}, "neg": "-", "invert": "~", "abs": "abs"}
 _METHODS = (
-    "all any argmax argmin argsort astype clip conj cumprod cumsum dot flatten imag item max mean min prod ravel real "
-    "repeat round sort squeeze std sum swapaxes take tolist trace var"
+    "all any argmax argmin argsort astype clip conj cumprod cumsum dot flatten item max mean min prod ravel repeat round "
+    "sort squeeze std sum swapaxes take tolist trace var"
 )
 _ROWS = "read it first, `for row in x_ref[...]`, or loop over x_ref[i] with pl.loop"
 
@@ -280,9 +280,11 @@ for _name, _sign in _SIGNS.items():
     setattr(KernelRef, f"_{_name}", staticmethod(_refuse))
     setattr(RefView, f"__{_name}__", _refuse)
 for _name in _METHODS.split():
-    _refuse = _raising(f"take .{_name} of", kind=AttributeError, hint=f"read it first: x_ref[...].{_name}")
-    setattr(KernelRef, _name, jaxlink.aval_property(_refuse))
-    setattr(RefView, _name, property(_refuse))
+    _refuse = _raising(f"call .{_name} of", hint=f"read it first: x_ref[...].{_name}(…)")
+    setattr(KernelRef, _name, jaxlink.aval_method(_refuse))
+    setattr(RefView, _name, _refuse)
+for _name in ("eq", "ne"):  # of views, == compares the objects, as in JAX
+    setattr(KernelRef, f"_{_name}", staticmethod(_raising(f"apply {'==' if _name == 'eq' else '!='} to")))
 KernelRef._iter = staticmethod(_raising("iterate over", hint=_ROWS))
 RefView.__iter__ = _raising("iterate over", hint=_ROWS)
 RefView.__jax_array__ = RefView.__array__ = _raising("compute with")  # what jnp.sin(view) and np.sin(view) ask for

@@ -309,7 +309,7 @@ def _check_indices(ev: Evaluator, eqn, cell: Cell, indexer) -> None:
         fits = (low >= -extent) & (high + last < extent) if not is_slice else (low >= 0) & (high + last < extent)
         span = f" (size {index.size}, stride {index.stride})" if is_slice else ""
         message = f"Index {{}}{span} runs past dimension {d} of {cell.label}, which has {extent} elements."
-        _report(ev, fits, message, jaxlink.location_of(eqn), jnp.where(low < 0, low, high))
+        report(ev, fits, message, jaxlink.location_of(eqn), jnp.where(low < 0, low, high))
 
 
 @RULES.rule(jaxlink.get_p)
@@ -385,11 +385,11 @@ def _debug_print(ev: Evaluator, eqn, *args):
 @RULES.rule(ops.debug_check_p)
 def _debug_check(ev: Evaluator, eqn, condition):
     message = eqn.params["message"].replace("{", "{{").replace("}", "}}")
-    _report(ev, condition, message, eqn.params["where"])
+    report(ev, condition, message, eqn.params["where"])
     return []
 
 
-def _report(ev: Evaluator, condition, message: str, where: str | None, *values) -> None:
+def report(ev: Evaluator, condition, message: str, where: str | None, *values) -> None:
     action = host.Check(message, len(values), where)
     ev.token.value = host.act(ev.token.value, action, condition, *values, *ev.ids)
 

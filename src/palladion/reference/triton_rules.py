@@ -21,7 +21,7 @@ from palladion import jaxlink
 from palladion.errors import explain
 from palladion.language.masked import ATOMICS, atomic_update_p, masked_load_p, masked_store_p
 from palladion.language.triton.ops import max_contiguous_p
-from palladion.reference import checks, eager_refs, evaluate
+from palladion.reference import eager_refs, evaluate, host
 from palladion.reference.evaluate import Cell, Evaluator, uninitialized
 
 RULES = evaluate.RULES
@@ -155,14 +155,15 @@ def masked_load(x: jax.Array, transforms: Sequence[Any], mask: Any, other: Any) 
         value = _Reach(last).load(x)
     if mask is None:
         return value
-    return jnp.where(mask, value, uninitialized((), x.dtype) if other is None else other)
+    return jnp.where(mask, value, uninitialized((), x.dtype) if other is None else jnp.asarray(other, x.dtype))
 
 
 def masked_store(x: jax.Array, transforms: Sequence[Any], new: jax.Array, mask: Any) -> jax.Array:
     """`x` with the lanes of a chain of views where the mask is on replaced."""
     views, last = _split(transforms)
     part = evaluate.load(x, views)
-    mask = jnp.ones(new.shape, bool) if mask is None else mask
+    new = jnp.asarray(new, part.dtype)  # in a jaxpr, a scalar may be a Python number
+    mask = jnp.full(new.shape, True if mask is None else mask)
     if last is None:
         part = jnp.where(mask, new, part)
     elif last.int_indexer_shape:
@@ -175,7 +176,7 @@ def masked_store(x: jax.Array, transforms: Sequence[Any], new: jax.Array, mask: 
 def _dropped(elements: Sequence[Any], mask: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     """The index of each lane, past the end for those that are off or outside."""
     off = _strays(elements, shape)
-    off = off if mask is None else off | ~mask
+    off = off if mask is None else off | ~jnp.asarray(mask, bool)
     return tuple(jnp.where(off, n, i) for i, n in zip(elements, shape))
 
 
@@ -186,6 +187,7 @@ def atomic_update(
     """`x` after the updates of all lanes, and what each found (uninitialised if `used` is false)."""
     views, last = _split(transforms)
     part = evaluate.load(x, views)
+    values = [jnp.asarray(v, part.dtype) for v in values]
     shape = values[0].shape
     index = _dropped(_elements(last, part.shape), mask, part.shape)
     found = uninitialized(shape, x.dtype)
@@ -219,7 +221,8 @@ def _stray(transforms: Sequence[Any], mask: Any) -> Any:
 def _check(ev: Evaluator, eqn: Any, cell: Cell, transforms: Sequence[Any], mask: Any) -> None:
     if ev.checks and (stray := _stray(transforms, mask)) is not None:
         message = f"A lane of {eqn.primitive} whose mask is on points outside {cell.label}."
-        checks.report(~stray, message, jaxlink.location_of(eqn), ev.ids)
+        action = host.Check(message, 0, jaxlink.location_of(eqn))
+        ev.token.value = host.act(ev.token.value, action, ~stray, *ev.ids)
 
 
 @RULES.rule(masked_load_p)

@@ -215,7 +215,6 @@ def _key(params: dict) -> Any:
         tuple(blocks(m) for m in (*mapping.prefetch_mappings, *mapping.block_mappings)),
         params["input_output_aliases"],
         params["compiler_params"],
-        params["interpret"],
         (body.function.__code__ if hasattr(body.function, "__code__") else id(body.function), body.refs)
         if isinstance(body, EagerKernel)
         else (body.debug_info.func_src_info, str(body)),

@@ -117,7 +117,7 @@ def roll(
     """
     x = jnp.asarray(x)
     if isinstance(shift, (int, np.integer)) and shift < 0:
-        raise ValueError(_message("shift must be non-negative.", f"shift % size: {x.shape[axis]} {shift:+d}"))
+        raise ValueError(_message("shift must be non-negative.", f"rotating by {shift % x.shape[axis]} does the same"))
     if not 0 <= operator.index(axis) < x.ndim:
         raise ValueError(_message(f"axis is out of range: pltpu.roll got axis {axis} of {x.ndim} dimensions."))
     if (stride is None) != (stride_axis is None):
