@@ -468,6 +468,6 @@ def test_prints_within_a_program_keep_their_order(capfd):
         for k in range(3):
             want.append(f"  round {k}: {rows[k]:.2f}")
             if k == 1:
-                want.append(f"    special {np.asarray(jnp.bfloat16(rows[k]))}")
+                want.append(f"    special {str(np.asarray(jnp.bfloat16(rows[k])))}")
         want.append(f"end {{{rows.sum():.1f}}} [0 1]")
     assert capfd.readouterr().out.splitlines() == want

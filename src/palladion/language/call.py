@@ -82,7 +82,7 @@ def pallas_call(
     given = dict(grid=grid, in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch_shapes)
     setup = _Setup(
         kernel=kernel,
-        name=name or getattr(kernel, "__name__", None) or "kernel",
+        name=name or specs.kernel_name(kernel),
         spec=_grid_spec(grid_spec, given),
         out_shape=specs.out_tree(out_shape),
         aliases=specs.normalise_aliases(input_output_aliases),
@@ -228,10 +228,12 @@ def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[i
         jaxpr, _ = jaxlink.trace_to_jaxpr(checked, refs, info)
     if jaxpr.consts:
         captured = ", ".join(v.aval.str_short(short_dtypes=True) for v in jaxpr.constvars)
+        refs = any(isinstance(v.aval, jaxlink.AbstractRef) for v in jaxpr.constvars)
+        hint = "a Ref of another kernel: pass its value, x_ref[...]" if refs else "Python numbers may be captured"
         raise ValueError(
             f"{where} captures constants [{captured}]. You should pass them as inputs.\n"
             f"{_captured_lines(jaxpr)}"
-            "  fix: make each captured array an operand of the call; Python numbers may be captured"
+            f"  fix: make what is captured an operand of the call ({hint})"
         )
     return jaxpr
 

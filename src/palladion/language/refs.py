@@ -280,7 +280,7 @@ for _name, _sign in _SIGNS.items():
     setattr(KernelRef, f"_{_name}", staticmethod(_refuse))
     setattr(RefView, f"__{_name}__", _refuse)
 for _name in _METHODS.split():
-    _refuse = _raising(f"call .{_name} of", hint=f"read it first: x_ref[...].{_name}(…)")
+    _refuse = _raising(f"call .{_name}() of", hint=f"read it first: x_ref[...].{_name}(…)")
     setattr(KernelRef, _name, jaxlink.aval_method(_refuse))
     setattr(RefView, _name, _refuse)
 for _name in ("eq", "ne"):  # of views, == compares the objects, as in JAX

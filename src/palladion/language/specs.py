@@ -9,7 +9,9 @@ Source: tutorial 2.1 (order of the Refs), 2.2; the public Pallas documentation o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import explain
+from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import frames
 from palladion.language.blocks import BlockSpec, NoBlockSpec
 from palladion.language.grid import BlockMapping, GridMapping, make_block_mapping
+from palladion.language.indexing import is_ref, label_of
 from palladion.language.refs import KernelRef, MemorySpace, checked_dtype
 
 
@@ -31,7 +34,7 @@ def normalise_grid(grid: Any, name: str) -> tuple[tuple[int | None, ...], list[A
     """The grid with None for dynamic axes, and the int32 sizes of those axes.
 
     Raises:
-      ValueError: a size is negative. TypeError: a size is not an integer.
+      ValueError: a size is negative, or there are 2**31 programs or more. TypeError: a size is not an integer.
     """
     axes = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
     static: list[int | None] = []
@@ -41,9 +44,7 @@ def normalise_grid(grid: Any, name: str) -> tuple[tuple[int | None, ...], list[A
             size = jnp.asarray(jaxlink.dimension_as_value(size))
         if isinstance(size, jax.Array):
             if size.shape != () or not jnp.issubdtype(size.dtype, jnp.integer):
-                raise TypeError(
-                    f"Axis {axis} of the grid of {name} is {size.dtype}{list(size.shape)}; a grid size is an integer."
-                )
+                raise _not_a_size(axis, name, kind_of(size))
             static.append(None)
             dynamic.append(size.astype(jnp.int32))
             continue
@@ -52,17 +53,38 @@ def normalise_grid(grid: Any, name: str) -> tuple[tuple[int | None, ...], list[A
                 raise TypeError
             count = operator.index(size)
         except TypeError:
-            raise TypeError(
-                explain(
-                    f"Axis {axis} of the grid of {name} is {size!r} ({type(size).__name__}); "
-                    "a grid size is an integer.",
-                    hint="pl.cdiv(n, block) and n // block give integers; n / block is a float",
-                )
-            ) from None
+            raise _not_a_size(axis, name, kind_of(size)) from None
         if count < 0:
-            raise ValueError(f"Axis {axis} of the grid of {name} is {count}; a grid size cannot be negative.")
+            raise mistake(
+                ValueError,
+                f"Axis {axis} of the grid of {name} is {count}; a grid size cannot be negative.",
+                grid=axes,
+                hint="a grid says how many programs run along each axis; 0 runs none",
+            )
         static.append(count)
+    if max([math.prod(n for n in static if n), *(n for n in static if n)], default=0) >= 2**31:
+        raise mistake(
+            ValueError,
+            f"The grid of {name} is too large: program numbers are 32-bit integers.",
+            grid=axes,
+            hint="make blocks larger, or loop inside the kernel with pl.loop",
+        )
     return tuple(static), dynamic
+
+
+def _not_a_size(axis: int, name: str, what: str) -> TypeError:
+    return mistake(
+        TypeError,
+        f"Axis {axis} of the grid of {name} is {what}; a grid size is an integer.",
+        hint="write grid=n or a tuple of ints; pl.cdiv(n, block) and n // block give ints, n / block is a float",
+    )
+
+
+def kernel_name(kernel: Any) -> str:
+    """What messages call a kernel: its function's name, seen through partials and methods, or its class's."""
+    while isinstance(kernel, functools.partial):
+        kernel = kernel.func
+    return getattr(kernel, "__name__", None) or type(kernel).__name__
 
 
 # --- outputs and operands -------------------------------------------------------------------------------------------
@@ -90,11 +112,10 @@ def out_tree(out_shape: Any) -> OutTree:
     arrays = []
     for i, leaf in enumerate(leaves):
         if not is_leaf(leaf):
-            raise TypeError(
-                explain(
-                    f"Output {i} of out_shape is {leaf!r}; it must have a shape and a dtype.",
-                    hint="jax.ShapeDtypeStruct(shape, dtype)",
-                )
+            raise mistake(
+                TypeError,
+                f"Output {i} of out_shape is {kind_of(leaf)}; it must have a shape and a dtype.",
+                hint="out_shape=jax.ShapeDtypeStruct(shape, dtype), or a pytree of them",
             )
         dtype = checked_dtype(leaf.dtype, f"output {i} of out_shape")
         arrays.append(jax.ShapeDtypeStruct(tuple(leaf.shape), dtype))
@@ -107,14 +128,22 @@ def as_operand(x: Any, number: int, name: str) -> jax.Array:
     Raises:
       TypeError: it is not something that JAX takes as an array.
     """
+    if is_ref(x):
+        raise mistake(
+            TypeError,
+            f"Operand {number} of {name} is a Ref, {label_of(x)}; it must be an array.",
+            hint="pass its value: call(x_ref[...])",
+        )
     if isinstance(x, jax.Array):
-        if isinstance(jaxlink.typeof(x), jaxlink.AbstractRef):
-            raise TypeError(f"Operand {number} of {name} is a Ref; pass its value, ref[...].")
         return x
     try:
         return jnp.asarray(x)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"Operand {number} of {name} is {type(x).__name__} {x!r}; it must be an array.") from error
+        raise mistake(
+            TypeError,
+            f"Operand {number} of {name} is {kind_of(x)}; it must be an array.",
+            hint="operands are arrays, numbers and pytrees of them; bind other things with functools.partial",
+        ) from error
 
 
 def normalise_aliases(aliases: Any) -> tuple[tuple[int, int], ...]:
@@ -123,20 +152,22 @@ def normalise_aliases(aliases: Any) -> tuple[tuple[int, int], ...]:
     Raises:
       TypeError: not a mapping of integers. ValueError: an output is aliased twice.
     """
+    hint = "input_output_aliases={0: 0} lets output 0 reuse the memory of operand 0"
     if not isinstance(aliases, Mapping):
-        raise TypeError(f"input_output_aliases maps operand numbers to output numbers, not {aliases!r}.")
+        headline = f"input_output_aliases maps operand numbers to output numbers; it cannot be {kind_of(aliases)}."
+        raise mistake(TypeError, headline, hint=hint)
     try:
         pairs = tuple(sorted((operator.index(i), operator.index(o)) for i, o in aliases.items()))
     except TypeError:
-        raise TypeError(f"input_output_aliases maps integers to integers, not {dict(aliases)!r}.") from None
+        headline = f"input_output_aliases maps operand numbers to output numbers, not {dict(aliases)!r}."
+        raise mistake(TypeError, headline, hint=hint) from None
     outputs = [o for _, o in pairs]
     if doubled := {o for o in outputs if outputs.count(o) > 1}:
-        raise ValueError(
-            explain(
-                f"input_output_aliases gives output {min(doubled)} to more than one operand.",
-                aliases=dict(pairs),
-                hint="an output can reuse the memory of one operand",
-            )
+        raise mistake(
+            ValueError,
+            f"input_output_aliases gives output {min(doubled)} to more than one operand.",
+            aliases=dict(pairs),
+            hint="an output can reuse the memory of one operand",
         )
     return pairs
 
@@ -186,19 +217,23 @@ def match_specs(specs: Any, tree: Any, what: str, against: str) -> list[Any]:
             spec = tuple(spec)
         children = _children(spec)
         if children is None:
-            raise _mismatch(f"{what}{path} is {spec!r}, which is not a BlockSpec")
+            raise _mismatch(f"{what}{path} is {kind_of(spec)}, not a BlockSpec")
         parts = None if _is_array_type(part) else _children(part)
         if parts is None or list(children) != list(parts):
-            raise _mismatch(f"{what}{path} has {_shape_of(spec)}, but {against}{path} has {_shape_of(part)}")
+            raise _mismatch(f"{what}{path} has {_shape_of(spec)}, but {against}{path} {_verb(against, part)}")
         for key in children:
             visit(children[key], parts[key], f"{path}{key}")
 
+    def _verb(against, part):
+        if _is_array_type(part):
+            return "is one array" if against == "out_shape" or part is not tree else "are one array"
+        return f"has {_shape_of(part)}" if against == "out_shape" or part is not tree else f"are {_shape_of(part)}"
+
     def _mismatch(text):
-        return ValueError(
-            explain(
-                f"{what} does not match {against}: {text}.",
-                hint=f"{what} is a pytree prefix of {against}: one BlockSpec for each array, or for a whole subtree",
-            )
+        return mistake(
+            ValueError,
+            f"{what} does not match {against}: {text}.",
+            hint=f"{what} is a pytree prefix of {against}: one BlockSpec for each array, or for a whole subtree",
         )
 
     visit(specs, tree, "")
@@ -221,7 +256,11 @@ def _shape_of(x: Any) -> str:
     if _is_array_type(x):
         return "an array"
     children = _children(x)
-    return repr(x) if children is None else f"{len(children)} entries {list(children)}"
+    if children is None:
+        return kind_of(x)
+    if isinstance(x, dict):
+        return f"the keys {', '.join(map(repr, x))}"
+    return count_of(len(children), "entry", "entries")
 
 
 # --- the kernel's parameters ----------------------------------------------------------------------------------------
@@ -263,9 +302,11 @@ class Layout:
         operands = jax.tree.unflatten(in_tree, avals)
         n_prefetch = spec.num_scalar_prefetch
         if n_prefetch > len(operands):
-            raise ValueError(
-                f"The grid_spec of {name} has {n_prefetch} scalar-prefetch operand(s), but the call has "
-                f"{len(operands)} operand(s)."
+            raise mistake(
+                ValueError,
+                f"The grid_spec of {name} asks for {count_of(n_prefetch, 'scalar-prefetch operand')}, but the call has "
+                f"{count_of(len(operands), 'operand')}.",
+                hint="scalar-prefetch operands are the first operands of the call",
             )
         out_args = outs.shape_tree if type(outs.shape_tree) is tuple else (outs.shape_tree,)
         scratch_args, scratch_kwargs = _scratch(spec.scratch_shapes, name)
@@ -306,11 +347,11 @@ def _scratch(shapes: Any, name: str) -> tuple[tuple, dict[str, Any]]:
         return (), {str(k): v for k, v in shapes.items()}
     if isinstance(shapes, (tuple, list)):
         return tuple(shapes), {}
-    raise TypeError(
-        explain(
-            f"scratch_shapes of {name} must be a tuple or a dict of buffer types, not {shapes!r}.",
-            hint="scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)]",
-        )
+    what = "one buffer type" if hasattr(shapes, "get_ref_aval") else kind_of(shapes)
+    raise mistake(
+        TypeError,
+        f"scratch_shapes of {name} is {what}; it must be a tuple or a dict of buffer types.",
+        hint="scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)]",
     )
 
 
@@ -320,16 +361,15 @@ def _scratch_ref(x: Any, label: str, name: str) -> KernelRef:
         return KernelRef(ref.inner_aval, ref.memory_space, label=label)
     if _is_array_type(x):
         return KernelRef(jaxlink.ShapedArray(tuple(x.shape), jnp.dtype(x.dtype)), MemorySpace.DEFAULT, label=label)
-    raise TypeError(
-        explain(
-            f"{label} of {name} is {x!r}, which is not a buffer type.",
-            hint="pltpu.VMEM(shape, dtype), pltpu.SMEM(shape, dtype) …",
-        )
+    raise mistake(
+        TypeError,
+        f"{label} of {name} is {kind_of(x)}, which is not a buffer type.",
+        hint="scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)]: a memory space, called with shape and dtype",
     )
 
 
 def _describe(x: Any) -> str:
-    return f"{jnp.dtype(x.dtype)}{list(x.shape)}" if _is_array_type(x) else type(x).__name__
+    return f"{x.dtype}{list(x.shape)}" if _is_array_type(x) else f"a {type(x).__name__} of arrays"
 
 
 def _check_parameters(kernel: Callable, name: str, groups: list, kwargs: dict) -> None:
@@ -338,18 +378,20 @@ def _check_parameters(kernel: Callable, name: str, groups: list, kwargs: dict) -
             params = list(inspect.signature(kernel).parameters)
         except (TypeError, ValueError):
             params = []
-        lines = []
-        for i in range(max(len(groups), len(params))):
-            param = params[i] if i < len(params) else "(no parameter)"
-            ref = f"{groups[i][0]} {_describe(groups[i][1])}" if i < len(groups) else "(no Ref)"
-            lines.append(f"    {i}: {param} <- {ref}")
+        refs = [f"{role} {_describe(x)}" for role, x in groups]
+        given = {**dict(enumerate(refs)), **{k: f"scratch {_describe(x)}" for k, x in kwargs.items()}}
+        positional = [p for p in params if p not in kwargs]
+        lines = [f"\n    {p} <- {given.pop(i, 'no Ref')}" for i, p in enumerate(positional)]
+        lines += [f"\n    {p} <- {given.pop(p)}" for p in params if p in kwargs]
+        lines += [f"\n    {'no parameter' if isinstance(k, int) else f'no {k}'} <- {ref}" for k, ref in given.items()]
         return explain(
-            f"The kernel {name} takes {takes}, but this call passes {len(groups)} Ref(s)"
-            + (f" and scratch by keyword: {', '.join(kwargs)}" if kwargs else "")
-            + ".\n  parameters and Refs:\n"
-            + "\n".join(lines),
-            where=jaxlink.function_location(kernel),
-            hint="a kernel has one parameter for each operand, then each output, then each scratch buffer",
+            f"The kernel {name} takes {takes}, but this call passes {count_of(len(groups), 'Ref')}"
+            + (f" and, by keyword, {', '.join(kwargs)}" if kwargs else "")
+            + ".",
+            where=jaxlink.defined_at(kernel),
+            parameters_and_Refs="".join(lines),
+            hint="a kernel has one parameter for each operand, then each output, then each scratch buffer; bind other "
+            "parameters with functools.partial",
         )
 
     frames.check_arity(kernel, len(groups), message, tuple(kwargs))

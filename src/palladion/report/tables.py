@@ -202,7 +202,7 @@ def _findings(findings: Sequence[Finding]) -> Table:
             text.append(f" at {finding.where}", style="not bold")
         text.append(f"\n{finding.message}", style="not bold")
         for name, fact in (("when", finding.when), ("fix", finding.hint)):
-            if fact is not None:
+            if fact is not None and finding.level != "note":  # a note is short: JSON has the rest
                 text.append(f"\n{name}: ", style="not bold dim")
                 text.append(fact, style="not bold")
         grid.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
