@@ -1,10 +1,10 @@
-"""The sum of each row, with the reduction axis first in the grid: right here, wrong on a TPU.
+"""The matrix product of clean_matmul.py with the reduction axis first in the grid: right here, wrong on a TPU.
 
     palladion check examples/reduction_first.py
 
-Programs run in grid order, the last axis fastest. With the reduction axis j first, the programs of one output block
+Programs run in grid order, the last axis fastest. With the reduction axis k first, the programs of one output block
 are far apart: in between, a TPU writes the block back, and does not read it again. The interpreter works on whole
-arrays, which hides that. The fix is grid (rows, columns) and index maps of (i, j).
+arrays, which hides that. The fix is the grid (i, j, k) of clean_matmul.py.
 """
 
 import jax
@@ -12,27 +12,31 @@ import jax.numpy as jnp
 
 import palladion as pl
 
-ROWS, COLUMNS = 256, 512
-BR, BC = 64, 128
+M = K = N = 512
+BM, BK, BN = 256, 128, 256
 
 
-def row_sum(x_ref, o_ref):
+def matmul(a_ref, b_ref, o_ref):
     @pl.when(pl.program_id(0) == 0)
     def _():
         o_ref[...] = jnp.zeros_like(o_ref)
 
-    o_ref[...] += x_ref[...].sum(axis=1, keepdims=True)
+    o_ref[...] += jnp.dot(a_ref[...], b_ref[...], preferred_element_type=jnp.float32)
 
 
 call = pl.pallas_call(
-    row_sum,
-    jax.ShapeDtypeStruct((ROWS, 1), jnp.float32),
-    grid=(COLUMNS // BC, ROWS // BR),
-    in_specs=[pl.BlockSpec((BR, BC), lambda j, i: (i, j))],
-    out_specs=pl.BlockSpec((BR, 1), lambda j, i: (i, 0)),
+    matmul,
+    jax.ShapeDtypeStruct((M, N), jnp.float32),
+    grid=(K // BK, M // BM, N // BN),
+    in_specs=[
+        pl.BlockSpec((BM, BK), lambda k, i, j: (i, k)),
+        pl.BlockSpec((BK, BN), lambda k, i, j: (k, j)),
+    ],
+    out_specs=pl.BlockSpec((BM, BN), lambda k, i, j: (i, j)),
     interpret=True,
 )
 
-x = jax.random.normal(jax.random.key(0), (ROWS, COLUMNS))
-error = jnp.abs(call(x)[:, 0] - x.sum(axis=1)).max()
-print(f"largest difference from x.sum: {error:.1e}")
+a = jax.random.normal(jax.random.key(0), (M, K), jnp.bfloat16)
+b = jax.random.normal(jax.random.key(1), (K, N), jnp.bfloat16)
+error = jnp.abs(call(a, b) - jnp.dot(a, b, preferred_element_type=jnp.float32)).max()
+print(f"largest difference from jnp.dot: {error:.1e}")

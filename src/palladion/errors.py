@@ -36,7 +36,8 @@ def explain(headline: str, *, where: str | None = None, hint: str | None = None,
     lines = [headline]
     if where is not None:
         lines.append(f"  at: {where}")
-    lines += [f"  {name.replace('_', ' ')}: {value}" for name, value in facts.items() if value is not None]
+    facts = {name.replace("_", " "): str(value) for name, value in facts.items() if value is not None}
+    lines += [f"  {name}:{value if value.startswith('\n') else f' {value}'}" for name, value in facts.items()]
     if hint is not None:
         lines.append(f"  fix: {hint}")
     return "\n".join(lines)

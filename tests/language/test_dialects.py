@@ -162,7 +162,7 @@ _OWNERS = {
             _TPU,
             "has_side_effects",
             "yes",
-            "True or False, or a pltpu.SideEffectType (PURE, DATAFLOW_SIDE_EFFECTING or SIDE_EFFECTING), "
+            "True or False, or a pltpu.SideEffectType (SIDE_EFFECTING, DATAFLOW_SIDE_EFFECTING or PURE), "
             "but it is 'yes'.",
         ),
         (
@@ -311,7 +311,7 @@ def test_resetting_the_simulated_tpu_leaves_the_mode_alone():
             "pltpu.make_async_copy is not built yet: "
             "the simulated TPU and the Mosaic TPU compiler are later work.",
         ),
-        (pltriton, "atomic_add", "pltriton.atomic_add is not built yet: the Triton compiler is later work."),
+        (pltriton, "debug_barrier", "pltriton.debug_barrier is not built yet: the Triton compiler is later work."),
         (pltpu, "TPUCompilerParams", "module 'palladion.tpu' has no attribute 'TPUCompilerParams'"),
         (plgpu, "VMEM", "module 'palladion.mosaic_gpu' has no attribute 'VMEM'"),
     ],

@@ -56,14 +56,6 @@ def _size(value: Any, what: str, **facts: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Squeezed:
-    """A block dimension of size one that the kernel does not see. Write `None` or `pl.squeezed`."""
-
-
-squeezed = Squeezed()
-
-
-@dataclasses.dataclass(frozen=True)
 class Blocked:
     """A block dimension of `block_size` elements; the index map gives block numbers."""
 
@@ -132,14 +124,22 @@ class Indirect:
         return f"Indirect({self.block_size})"
 
 
+@dataclasses.dataclass(frozen=True)
+class Squeezed:
+    """A block dimension of size one that the kernel does not see. Write `None` or `pl.squeezed`."""
+
+
+squeezed = Squeezed()
+
+
 BlockDim = Squeezed | Blocked | Element | BoundedSlice | Indirect
 
 
 class RevisitMode(enum.Enum):
     """When a pipeline keeps a block that the next program visits again."""
 
-    IMMEDIATE = "immediate"
     ANY = "any"
+    IMMEDIATE = "immediate"
 
 
 @dataclasses.dataclass(frozen=True)

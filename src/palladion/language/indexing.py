@@ -107,7 +107,7 @@ def read(target: Any, idx: Any) -> jax.Array:
 def write(target: Any, idx: Any, value: Any) -> None:
     """`target[idx] = value`: no broadcasting, no conversion of dtype, except for masks and Python scalars."""
     mask = _run_time_mask(target, idx)
-    if mask is not None and (isinstance(mask, jaxlink.Tracer) or jnp.shape(value) in ((), tuple(target.shape))):
+    if mask is not None and not _fits_selection(target, mask, value):
         _masked_store(target, mask, value)
         return
     items = _items(target, idx, "write")
@@ -159,6 +159,13 @@ def as_stored(target: Any, value: Any, shape: tuple[int, ...]) -> jax.Array:
             )
         value = lax.convert_element_type(value, target.dtype)
     return value
+
+
+def _fits_selection(target: Any, mask: Any, value: Any) -> bool:
+    """Whether a value has one row for each that the mask selects; unknown, so False, for a traced mask."""
+    if isinstance(mask, jaxlink.Tracer):
+        return False
+    return jnp.shape(value) == (np.count_nonzero(mask), *target.shape[mask.ndim :])
 
 
 def _masked_store(target: Any, mask: Any, value: Any) -> None:
@@ -335,7 +342,7 @@ def _from_slice(name: str, item: slice, size: int) -> Slice:
 
 def _checked_slice(name: str, item: Slice, dim: int, size: int) -> Slice:
     start, length, step = item.start, item.size, item.stride
-    if item.is_dynamic_size:
+    if item.is_dynamic_size or _is_run_time(length):
         raise _fail(
             IndexError,
             f"A slice of {name} has a size known only at run time.",

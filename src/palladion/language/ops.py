@@ -19,7 +19,8 @@ from jax import lax
 
 from palladion import config, jaxlink
 from palladion.errors import TargetNotBuilt, explain
-from palladion.language import frames
+from palladion.language import formats, frames
+from palladion.language.formats import format_values as format_values
 from palladion.language.refs import KernelRef, MemorySpace
 
 # --- where a program is ---------------------------------------------------------------------------------------------
@@ -33,14 +34,18 @@ num_programs_p.def_abstract_eval(lambda *, axis: jaxlink.ShapedArray((), jnp.dty
 def _axis(operation: str, axis: int) -> tuple[frames.Frame, int]:
     frame = frames.required(operation)
     if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
-        raise TypeError(f"{operation}(axis) takes a Python integer, not {axis!r}.")
+        raise mistake(
+            TypeError,
+            f"pl.{operation} takes the number of a grid axis, not {kind_of(axis)}.",
+            hint=f"pl.{operation}(0) is for the first axis; axes are Python integers",
+        )
     if not 0 <= axis < len(frame.grid):
-        raise ValueError(
-            explain(
-                f"{operation}({axis}): the grid of {frame.name} has {len(frame.grid)} axes, {frame.grid}.",
-                where=jaxlink.current_location(),
-                hint="axes count from 0; a kernel without a grid has none",
-            )
+        axes = count_of(len(frame.grid), "axis", "axes") if frame.grid else "no axes"
+        raise mistake(
+            ValueError,
+            f"pl.{operation}({axis}): the grid of {frame.name} has {axes}.",
+            grid=frame.grid,
+            hint="axes are counted from 0" if frame.grid else "give the call a grid: pl.pallas_call(…, grid=(n,))",
         )
     return frame, int(axis)
 
@@ -235,67 +240,23 @@ def debug_print(fmt: str, *args: Any) -> None:
     """Print values from inside a kernel: one line for each program that comes here, in grid order.
 
     Arguments:
-      fmt: a format string as in `jax.debug.print`, e.g. "program {}: {x}" takes positional arguments only here.
-      *args: arrays and scalars.
+      fmt: a format string as in `jax.debug.print`, with values by position: "program {}: {:.3f}". Without a place
+        for values they are printed after it.
+      *args: arrays, scalars, Refs (their values are printed), strings.
 
     Raises:
-      ValueError: the format does not fit the arguments. Outside a kernel this is `jax.debug.print`.
+      ValueError: the format does not fit the arguments. TypeError: an argument cannot be printed.
+
+    Outside a kernel this is `jax.debug.print`.
     """
-    if not isinstance(fmt, str):
-        raise TypeError(f"pl.debug_print takes a format string first, not {fmt!r}.")
-    try:
-        fmt.format(*(_Anything() for _ in args))
-    except (IndexError, KeyError, ValueError) as error:
-        raise ValueError(
-            explain(
-                f"The format {fmt!r} of pl.debug_print does not fit {len(args)} argument(s): {error!r}.",
-                where=jaxlink.current_location(),
-                hint="one {} for each argument; write {{ and }} for braces",
-            )
-        ) from None
+    fmt, args = formats.prepare(fmt, args)
     frame = frames.current()
-    if frame is not None and frame.eager:
-        print(format_values(fmt, args))
-    elif frame is None:
+    if frame is None:
         jax.debug.print(fmt, *args)
+    elif frame.eager and not any(isinstance(a, jaxlink.Tracer) for a in args):
+        print(format_values(fmt, args))
     else:
-        debug_print_p.bind(*(jnp.asarray(a) for a in args), fmt=fmt)
-
-
-def format_values(fmt: str, values: Any) -> str:
-    """The line that a print gives: arrays as NumPy prints them, scalars as numbers that take format specifications."""
-    return fmt.format(*(_Printable(np.asarray(v)) for v in values))
-
-
-class _Printable:
-    """An array or scalar in a format string; narrow floats take the specifications of floats."""
-
-    def __init__(self, value: np.ndarray) -> None:
-        self.value = value
-
-    def __format__(self, spec: str) -> str:
-        if not spec:
-            return str(self.value)
-        return format(self.value.item() if self.value.ndim == 0 else self.value, spec)
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def __getitem__(self, key: Any) -> _Printable:
-        return _Printable(self.value[key])
-
-
-class _Anything:
-    """Takes any format specification; used to check a format before there are values."""
-
-    def __format__(self, spec: str) -> str:
-        return ""
-
-    def __getitem__(self, key: Any) -> _Anything:
-        return self
+        debug_print_p.bind(*args, fmt=fmt)
 
 
 class CheckEffect(jaxlink.DebugEffect):
@@ -329,7 +290,7 @@ def debug_check(condition: Any, message: str) -> None:
         raise TypeError(f"pl.debug_check takes a scalar condition, not one of shape {np.shape(condition)}.")
     where = jaxlink.current_location()
     frame = frames.required("debug_check")
-    if frame.eager:
+    if frame.eager and not isinstance(condition, jaxlink.Tracer):
         frame.eager.check(bool(condition), message, where)
     else:
         debug_check_p.bind(jnp.asarray(condition, bool), message=message, where=where)

@@ -34,11 +34,11 @@ class MemorySpace(enum.Enum):
     A member is callable: `ANY((8, 128), jnp.float32)` is a scratch shape.
     """
 
-    ANY = "any"
     DEFAULT = "default"
-    ERROR = "error"
-    INDEX = "index"
+    ANY = "any"
     KEY = "key"
+    INDEX = "index"
+    ERROR = "error"
 
     def __str__(self) -> str:  # a jaxpr shows a ref as Ref<default>{f32[8]}
         return self.value
@@ -262,8 +262,8 @@ _BINARY = dict(
 )  # fmt: skip
 _SIGNS = {**_BINARY, **{f"r{name}": sign for name, sign in _BINARY.items()}, "neg": "-", "invert": "~", "abs": "abs"}
 _METHODS = (
-    "all any argmax argmin argsort astype clip conj cumprod cumsum dot flatten item max mean min prod ravel repeat round "
-    "sort squeeze std sum swapaxes take tolist trace var"
+    "all any argmax argmin argsort astype clip conj cumprod cumsum dot flatten item max mean min prod ravel repeat "
+    "round sort squeeze std sum swapaxes take tolist trace var"
 )
 _ROWS = "read it first, `for row in x_ref[...]`, or loop over x_ref[i] with pl.loop"
 

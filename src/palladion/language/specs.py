@@ -176,25 +176,31 @@ def check_aliases(aliases: tuple[tuple[int, int], ...], grid_mapping: GridMappin
     """Aliased operands and outputs exist and have the same shape and dtype."""
     inputs = (*grid_mapping.prefetch_mappings, *grid_mapping.inputs)
     for i, o in aliases:
-        if not 0 <= i < len(inputs):
-            raise ValueError(f"input_output_aliases names operand {i}, but the call has operands 0..{len(inputs) - 1}.")
-        if not 0 <= o < grid_mapping.num_outputs:
-            raise ValueError(
-                f"input_output_aliases names output {o}, but the call has outputs 0..{grid_mapping.num_outputs - 1}."
-            )
-        if i < grid_mapping.num_prefetch:
-            raise ValueError(
-                f"input_output_aliases names operand {i}, a scalar-prefetch operand, which cannot be an output."
-            )
-        a, b = inputs[i].array, grid_mapping.outputs[o].array
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            raise ValueError(
-                explain(
-                    f"input_output_aliases pairs operand {i}, {a.dtype}{list(a.shape)}, with output {o}, "
-                    f"{b.dtype}{list(b.shape)}: they must have the same shape and dtype.",
-                    operand=inputs[i].origin,
-                    output=grid_mapping.outputs[o].origin,
+        for what, number, count in (("operand", i, len(inputs)), ("output", o, grid_mapping.num_outputs)):
+            if not 0 <= number < count:
+                numbers = f"0..{count - 1}" if count > 1 else "only 0" if count else "none"
+                raise mistake(
+                    ValueError,
+                    f"input_output_aliases names {what} {number}, but the call has {count_of(count, what)} ({numbers}).",
+                    aliases=dict(aliases),
+                    hint="arrays are counted from 0, scalar-prefetch operands included",
                 )
+        if i < grid_mapping.num_prefetch:
+            raise mistake(
+                ValueError,
+                f"input_output_aliases names operand {i}, {inputs[i].origin}, which cannot become an output.",
+                aliases=dict(aliases),
+                hint=f"scalar-prefetch operands come first: the first blocked operand is {grid_mapping.num_prefetch}",
+            )
+        a, b = inputs[i], grid_mapping.outputs[o]
+        if (a.array.shape, a.array.dtype) != (b.array.shape, b.array.dtype):
+            raise mistake(
+                ValueError,
+                f"input_output_aliases pairs operand {i}, {kind_of(a.array)}, with output {o}, {kind_of(b.array)}: "
+                "they must have the same shape and dtype.",
+                operand=a.origin,
+                output=b.origin,
+                hint="give the output the operand's type, jax.ShapeDtypeStruct(x.shape, x.dtype)",
             )
 
 
@@ -220,14 +226,12 @@ def match_specs(specs: Any, tree: Any, what: str, against: str) -> list[Any]:
             raise _mismatch(f"{what}{path} is {kind_of(spec)}, not a BlockSpec")
         parts = None if _is_array_type(part) else _children(part)
         if parts is None or list(children) != list(parts):
-            raise _mismatch(f"{what}{path} has {_shape_of(spec)}, but {against}{path} {_verb(against, part)}")
+            found = f"{against}{path} {'is one array' if _is_array_type(part) else f'has {_shape_of(part)}'}"
+            if part is tree and against == "the operands":
+                found = f"the call has {count_of(len(part), 'operand')}"
+            raise _mismatch(f"{what}{path} has {_shape_of(spec)}, but {found}")
         for key in children:
             visit(children[key], parts[key], f"{path}{key}")
-
-    def _verb(against, part):
-        if _is_array_type(part):
-            return "is one array" if against == "out_shape" or part is not tree else "are one array"
-        return f"has {_shape_of(part)}" if against == "out_shape" or part is not tree else f"are {_shape_of(part)}"
 
     def _mismatch(text):
         return mistake(

@@ -65,10 +65,14 @@ def run(
       grid, the kernel returns a value, or it stores to an input. IndexError: an index leaves its Ref.
     """
     call = _Call.make(jaxpr, grid_mapping, input_output_aliases, interpret, args)
-    for chunk in itertools.batched(call.points(), _CHUNK):
-        tables = [call.table(m, chunk) for m in call.mappings]
-        for n, ids in enumerate(chunk):
-            call.run_program(ids, [t if t is None else t[n] for t in tables])
+    try:
+        for chunk in itertools.batched(call.points(), _CHUNK):
+            tables = [call.table(m, chunk) for m in call.mappings]
+            for n, ids in enumerate(chunk):
+                call.run_program(ids, [t if t is None else t[n] for t in tables])
+    except BaseException as error:
+        error.__traceback__ = _trimmed(error.__traceback__)
+        raise
     arrays = [call.arrays[h] for h in call.home[grid_mapping.num_inputs :]]
     return [to_jax(x, m.array.dtype) for x, m in zip(arrays, grid_mapping.outputs)]
 
@@ -179,7 +183,6 @@ class _Call:
             _call(self.kernel, [*refs, *scratch], trace, gm.kernel_grid)
         except BaseException as error:  # Ctrl-C and a debugger's quit too: where it was is worth knowing
             error.add_note(self._note(ids))
-            error.__traceback__ = _trimmed(error.__traceback__)
             raise
         finally:
             trace.invalidate()

@@ -304,9 +304,15 @@ def _while(trace: EagerTrace, params, *operands):
     n = params["cond_nconsts"]
     m = n + params["body_nconsts"]
     carry = list(operands[m:])
-    while trace.run_jaxpr(params["cond_jaxpr"], [*operands[:n], *carry])[0]:
-        carry = trace.run_jaxpr(params["body_jaxpr"], [*operands[n:m], *carry])
+    while np.any(go_on := trace.run_jaxpr(params["cond_jaxpr"], [*operands[:n], *carry])[0]):
+        new = trace.run_jaxpr(params["body_jaxpr"], [*operands[n:m], *carry])
+        carry = [_where(go_on, a, b) for a, b in zip(new, carry)] if np.ndim(go_on) else new
     return carry
+
+
+def _where(condition: Any, new: Any, old: Any) -> Any:
+    """Under vmap an element of the batch whose loop has ended keeps its value."""
+    return jnp.where(condition.reshape(condition.shape + (1,) * (np.ndim(new) - condition.ndim)), new, old)
 
 
 @RULES.rule(lax.scan_p)

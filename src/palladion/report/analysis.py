@@ -129,4 +129,3 @@ def _look_at(call: Call, target: Target, values: Values, tick: Tick) -> Analysis
     static = dataclasses.replace(mapping, grid=sizes)
     outside = out_of_range(static, values.prefetch)
     return Analysis(call, target, values, grid, tuple(visits), tuple(outside))
-

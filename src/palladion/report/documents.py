@@ -21,7 +21,11 @@ SCHEMA = 1
 
 
 def document(
-    program: str, arguments: Sequence[str], reports: Sequence[CallReport], exit_status: int, failure: BaseException | None
+    program: str,
+    arguments: Sequence[str],
+    reports: Sequence[CallReport],
+    exit_status: int,
+    failure: BaseException | None,
 ) -> dict[str, Any]:
     """The document of one check.
 

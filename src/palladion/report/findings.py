@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-import jax.numpy as jnp
 import numpy as np
 
 from palladion.errors import Finding
@@ -61,14 +60,14 @@ def out_of_bounds(a: Analysis) -> Iterator[Finding]:
         low, high = item.extent
         size = item.mapping.sizes[item.dimension]
         visits = next((v for v in a.visits if v is not None and v.mapping is item.mapping), None)
-        several = visits is not None and not visits.grid.sampled and visits.outside > 1
+        count = 0 if visits is None or visits.grid.sampled else visits.outside
         yield Finding(
             kind="out-of-bounds",
             level="error",
             message=f"{item.mapping.origin} is asked for block {item.index} in dimension {item.dimension}, outside the "
             f"valid range {low}..{high}.",
             where=_map_location(a, item.mapping),
-            when=f"program {tuple_text(item.point)}" + (f", the first of {visits.outside}" if several else ""),
+            when=f"program {tuple_text(item.point)}" + (f", the first of {count}" if count > 1 else ""),
             hint="return block numbers, not element offsets: "
             f"block n begins at element n * {size} (pl.Element takes offsets)",
             operand=item.mapping.origin,
@@ -77,10 +76,10 @@ def out_of_bounds(a: Analysis) -> Iterator[Finding]:
 
 def unwritten(a: Analysis) -> Iterator[Finding]:
     """What no program writes holds whatever was in memory; an aliased output starts as its operand."""
-    for number, mapping, visits in a.outputs:
+    variables, by_blocks = a.call.output_vars, {number: visits for number, _, visits in a.outputs}
+    for number, mapping in enumerate(a.call.grid_mapping.outputs):
         if number in a.call.aliased_outputs or not math.prod(mapping.array.shape):
             continue
-        variables = a.call.output_vars
         if variables and not access.is_written(a.call.jaxpr, variables[number]):
             yield Finding(
                 kind="uninitialized-read",
@@ -92,6 +91,7 @@ def unwritten(a: Analysis) -> Iterator[Finding]:
                 operand=mapping.origin,
             )
             continue
+        visits = by_blocks.get(number)
         if visits is None or visits.grid.sampled:
             continue
         try:
@@ -132,8 +132,8 @@ def revisited(a: Analysis) -> Iterator[Finding]:
             f"{tuple_text(revisit.last)}.",
             where=_map_location(a, mapping),
             when=f"program {tuple_text(revisit.point)}; {plural(revisit.count, 'block')} in all",
-            hint=f"make {_axes(axes)}, along which the block repeats, last in the grid. A TPU writes a block back when it "
-            "is left, and does not read it again: what was accumulated is lost",
+            hint=f"put {_axes(axes)}, along which the block repeats, last in the grid. A TPU writes a block back when "
+            "it is left, and does not read it again: what was accumulated is lost",
             operand=mapping.origin,
         )
 
@@ -141,46 +141,43 @@ def revisited(a: Analysis) -> Iterator[Finding]:
 def shared(a: Analysis) -> Iterator[Finding]:
     """Programs of a GPU, and along a TPU's parallel axes, run at once; on a shared block the last one wins."""
     for number, mapping, visits in a.outputs:
-        sharing = None if visits is None or _leaves_range(a, mapping) else find_sharing(visits)
-        if sharing is None:
+        if visits is None or _leaves_range(a, mapping) or (sharing := find_sharing(visits)) is None:
             continue
-        semantics = axis_semantics(a.call, a.target, len(visits.grid.sizes))
-        parallel = [axis for axis in sharing.axes if semantics[axis] == "parallel"]
         in_parts = bool(a.call.output_vars) and not access.writes_whole(a.call.jaxpr, a.call.output_vars[number])
-        several = (
-            f"Programs {tuple_text(sharing.points[0])} and {tuple_text(sharing.points[1])} share block "
-            f"{tuple_text(sharing.block)} of {mapping.origin}"
-        )
-        declared = getattr(a.call.params["compiler_params"], "dimension_semantics", None) is not None
-        if parallel and declared:
-            level, why = "error", f"{_axes(parallel)} is declared parallel"
-            hint = "declare an axis along which output blocks repeat 'arbitrary' ('sequential' on a GPU)"
-        elif parallel:
-            level, why = "error", "programs of a GPU run in parallel"
-            hint = "give each program its own block, and loop over that axis inside the kernel (lax.fori_loop)"
-        elif all(semantics[axis] == "arbitrary" for axis in sharing.axes):
-            if a.target is Target.MOSAIC_GPU:  # sequential axes are what a GPU runs in order
-                continue
-            level, why = "note", "in order on a TPU, a race on a GPU"
-            hint = "nothing on a TPU; on a GPU, loop over that axis inside the kernel (lax.fori_loop)"
-        else:
-            level, why = "warning", "a race on a GPU, where programs run in parallel"
-            hint = (
-                "loop over that axis inside the kernel (lax.fori_loop); for a TPU alone, declare it 'arbitrary' in "
-                "pltpu.CompilerParams(dimension_semantics=...)"
-            )
-        if in_parts and not (parallel and declared):
-            level = {"error": "warning"}.get(level, "note")
-            why += " if the parts that they write overlap"
+        level, why, hint = _judge_sharing(a, sharing.axes, in_parts)
+        if level is None:
+            continue
         yield Finding(
             kind="race",
             level=level,
-            message=f"{several}: {why}.",
+            message=f"Programs {tuple_text(sharing.points[0])} and {tuple_text(sharing.points[1])} share block "
+            f"{tuple_text(sharing.block)} of {mapping.origin}: {why}.",
             where=_map_location(a, mapping),
             when=f"along {_axes(sharing.axes)}, for {sharing.count} of {plural(sharing.total, 'block')}",
             hint=hint,
             operand=mapping.origin,
         )
+
+
+def _judge_sharing(a: Analysis, axes: tuple[int, ...], in_parts: bool) -> tuple[str | None, str, str]:
+    """(level, what it means, hint) of output blocks that repeat along these grid axes; level None: all is well."""
+    semantics = axis_semantics(a.call, a.target, len(a.values.grid))
+    parallel = [axis for axis in axes if semantics[axis] == "parallel"]
+    loop = "loop over that axis inside the kernel (lax.fori_loop)"
+    if parallel and getattr(a.call.params["compiler_params"], "dimension_semantics", None) is not None:
+        why = f"{_axes(parallel)} is declared parallel"
+        return "error", why, "declare an axis along which output blocks repeat 'arbitrary' ('sequential' on a GPU)"
+    if in_parts:  # of each block, a program writes what it computed the place of: nothing says that places overlap
+        why = "a race where programs run in parallel (GPU), if the parts that they write overlap"
+        return None if a.target is Target.TPU else "note", why, "give each program its own block"
+    if parallel:
+        return "error", "programs of a GPU run in parallel", f"give each program its own block, and {loop}"
+    if any(semantics[axis] == "unknown" for axis in axes):
+        hint = f"{loop}; for a TPU alone, declare it 'arbitrary' in pltpu.CompilerParams(dimension_semantics=...)"
+        return "warning", "a race on a GPU, where programs run in parallel", hint
+    # Every axis is run in order: on a TPU by default, on a GPU because the call declares it sequential.
+    level = None if a.target is Target.MOSAIC_GPU else "note"
+    return level, "in order on a TPU, a race on a GPU", f"nothing on a TPU; on a GPU, {loop}"
 
 
 def _leaves_range(a: Analysis, mapping: BlockMapping) -> bool:

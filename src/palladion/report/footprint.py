@@ -203,6 +203,7 @@ def _bytes(shape: Sequence[int], dtype: Any) -> int:
 
 def block_shape(mapping: BlockMapping) -> tuple[Any, ...]:
     """The block shape as a user writes it: ints, "None" for squeezed dimensions, Element(...), BoundedSlice(...)."""
+
     def dimension(block, size):
         if isinstance(block, (Element, BoundedSlice)):
             return repr(block)
@@ -232,5 +233,3 @@ def _largest_scope(jaxpr: Any) -> list[Any]:
 def compute_bound(intensity: float) -> list[str]:
     """The TPUs whose matrix units, not whose HBM, limit a bf16 kernel of this intensity (the ridge, tutorial 6.3)."""
     return [str(i.chip_version) for i in TPUS if intensity >= i.bf16_ops_per_second / i.mem_bw_bytes_per_second]
-
-

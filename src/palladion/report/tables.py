@@ -17,7 +17,7 @@ from palladion.errors import Finding
 from palladion.report.analysis import CallReport
 from palladion.report.calls import Call, short_type
 from palladion.report.footprint import Buffer, Footprint, compute_bound
-from palladion.report.targets import TPUS, Limit, Target
+from palladion.report.targets import TPUS, Limit
 from palladion.report.text import bytes_text, listing, plural, si_text, tuple_text
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}

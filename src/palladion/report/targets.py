@@ -51,7 +51,7 @@ def target_of(call: Call) -> Target:
 
 
 def axis_semantics(call: Call, target: Target, axes: int) -> tuple[str, ...]:
-    """"parallel", "arbitrary" (in order) or "unknown" for each grid axis, as the target takes the call.
+    """ "parallel", "arbitrary" (in order) or "unknown" for each grid axis, as the target takes the call.
 
     A TPU runs axes in order unless they are declared parallel; a GPU runs them at once unless they are declared
     sequential.
@@ -65,7 +65,15 @@ def axis_semantics(call: Call, target: Target, axes: int) -> tuple[str, ...]:
 
 def on_chip(space: Any, target: Target) -> str | None:
     """Which on-chip memory a buffer of this space takes: "vector", "scalar", or None for one that stays off chip."""
-    if space in (MemorySpace.ANY, TpuSpace.HBM, TpuSpace.CMEM, TpuSpace.SEMAPHORE, GpuSpace.GMEM, GpuSpace.REGS, GpuSpace.TMEM):
+    if space in (
+        MemorySpace.ANY,
+        TpuSpace.HBM,
+        TpuSpace.CMEM,
+        TpuSpace.SEMAPHORE,
+        GpuSpace.GMEM,
+        GpuSpace.REGS,
+        GpuSpace.TMEM,
+    ):
         return None
     return "scalar" if space is TpuSpace.SMEM else "vector"
 

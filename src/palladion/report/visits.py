@@ -51,7 +51,7 @@ class Grid:
     def sampled(self) -> bool:
         return self.points.shape[1] < self.programs
 
-    def point(self, number: int | np.integer) -> tuple[int, ...]:
+    def point(self, number: Any) -> tuple[int, ...]:
         """The grid point of a column of `points`."""
         return tuple(int(i) for i in self.points[:, number])
 
@@ -106,7 +106,7 @@ class Visits:
             number = number * extent + column
         return number
 
-    def block_name(self, point: int | np.integer) -> tuple[int, ...]:
+    def block_name(self, point: Any) -> tuple[int, ...]:
         """The block that a point visits, as the index map gives it (clamped)."""
         return tuple(int(column[point]) for column in self.columns)
 
@@ -286,4 +286,3 @@ def _unvisited_elements(visits: Visits) -> Unvisited | None:
         return None
     first = tuple(int(i) for i in np.unravel_index(missing[0], shape))
     return Unvisited(len(missing), math.prod(shape), first, "elements")
-

@@ -123,10 +123,10 @@ class GPUMemoryRef(MemoryRef):
 class MemorySpace(enum.Enum):
     """A memory of a GPU. A member is callable: `plgpu.SMEM((64, 64), jnp.float16)` is a scratch shape."""
 
-    GMEM = "gmem"
-    SMEM = "smem"
-    TMEM = "tmem"
     REGS = "regs"
+    SMEM = "smem"
+    GMEM = "gmem"
+    TMEM = "tmem"
 
     def __str__(self) -> str:  # a jaxpr shows a ref as Ref<smem>{f16[64,64]}
         return self.value

@@ -20,12 +20,12 @@ __all__ = ["CMEM", "HBM", "MemorySpace", "SEMAPHORE", "SMEM", "VMEM", "VMEM_SHAR
 class MemorySpace(enum.Enum):
     """A memory of a TPU. A member is callable: `pltpu.VMEM((8, 128), jnp.float32)` is a scratch shape."""
 
-    VMEM = "vmem"
-    VMEM_SHARED = "vmem_shared"
-    SMEM = "smem"
-    CMEM = "cmem"
-    SEMAPHORE = "semaphore_mem"
     HBM = "hbm"
+    CMEM = "cmem"
+    VMEM = "vmem"
+    SMEM = "smem"
+    VMEM_SHARED = "vmem_shared"
+    SEMAPHORE = "semaphore_mem"
 
     def __str__(self) -> str:  # a jaxpr shows a ref as Ref<vmem>{f32[8,128]}
         return self.value

@@ -52,16 +52,16 @@ class GridDimensionSemantics(enum.Enum):
     at once.
     """
 
-    PARALLEL = "parallel"
-    CORE_PARALLEL = "core_parallel"
-    SUBCORE_PARALLEL = "subcore_parallel"
     ARBITRARY = "arbitrary"
+    PARALLEL = "parallel"
+    SUBCORE_PARALLEL = "subcore_parallel"
+    CORE_PARALLEL = "core_parallel"
 
 
-PARALLEL = GridDimensionSemantics.PARALLEL
-CORE_PARALLEL = GridDimensionSemantics.CORE_PARALLEL
-SUBCORE_PARALLEL = GridDimensionSemantics.SUBCORE_PARALLEL
 ARBITRARY = GridDimensionSemantics.ARBITRARY
+PARALLEL = GridDimensionSemantics.PARALLEL
+SUBCORE_PARALLEL = GridDimensionSemantics.SUBCORE_PARALLEL
+CORE_PARALLEL = GridDimensionSemantics.CORE_PARALLEL
 
 
 class SideEffectType(enum.Enum):
@@ -71,17 +71,17 @@ class SideEffectType(enum.Enum):
     call's results. `SIDE_EFFECTING`: the call must run, in program order.
     """
 
-    PURE = "pure"
-    DATAFLOW_SIDE_EFFECTING = "dataflow_side_effecting"
     SIDE_EFFECTING = "side_effecting"
+    DATAFLOW_SIDE_EFFECTING = "dataflow_side_effecting"
+    PURE = "pure"
 
 
 class CoreType(enum.Enum):
     """The kinds of core on a TPU chip: TensorCore, and the scalar and vector subcores of a SparseCore."""
 
-    TC = "tc"
-    SC_SCALAR_SUBCORE = "sc_scalar_subcore"
     SC_VECTOR_SUBCORE = "sc_vector_subcore"
+    SC_SCALAR_SUBCORE = "sc_scalar_subcore"
+    TC = "tc"
 
     def __str__(self) -> str:
         return self.value
