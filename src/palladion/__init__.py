@@ -65,7 +65,8 @@ HOST = _jax.memory.Space.Host
 enable_debug_checks = config.state("debug_checks")
 enable_poison_buffers = config.state("poison_buffers")
 
-from palladion import mosaic_gpu as mosaic_gpu  # noqa: E402 - dialects stand on the language
+from palladion import fuser as fuser  # noqa: E402 - the fuser and the dialects stand on the language
+from palladion import mosaic_gpu as mosaic_gpu  # noqa: E402
 from palladion import tpu as tpu  # noqa: E402
 from palladion import triton as triton  # noqa: E402
 
@@ -107,6 +108,7 @@ __all__ = [
     "enable_debug_checks",
     "enable_poison_buffers",
     "estimate_cost",
+    "fuser",
     "loop",
     "lower_as_mlir",
     "mosaic_gpu",
@@ -132,7 +134,7 @@ __getattr__ = _unbuilt(
     __name__,
     "pl",
     "it needs a simulated machine or a compiler, which are later work",
-    "fuser get_global kernel select_ref semaphore semaphore_read "
+    "get_global kernel select_ref semaphore semaphore_read "
     "semaphore_signal semaphore_wait core_map",
     __all__,
 )

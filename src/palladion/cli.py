@@ -19,7 +19,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from palladion import config, dropin
 
@@ -190,8 +190,10 @@ def _module(name: str) -> _Program:
         spec = _find_module(f"{name}.__main__")
         if spec is None:
             raise _CannotRun(f"{name!r} is a package without a __main__ module", 1)
-    if spec is None or spec.origin is None or not hasattr(spec.loader, "get_code"):
-        raise _CannotRun(f"there is no Python module {name!r}", 1)
+    if spec is None:
+        raise _CannotRun(f"there is no module {name!r}", 1)
+    if spec.origin is None or not spec.has_location or not hasattr(spec.loader, "get_code"):
+        raise _CannotRun(f"the module {name!r} is not a Python file", 1)
     loader: Any = spec.loader
     attributes = dict(__file__=spec.origin, __loader__=loader, __package__=spec.parent, __spec__=spec)
     return _Program(lambda: loader.get_code(spec.name), spec.origin, attributes)
@@ -210,11 +212,10 @@ def _find_module(name: str) -> importlib.machinery.ModuleSpec | None:
 
 def _set_import_path(folder: str) -> None:
     """The folder of the program comes first in `sys.path`, in place of the folder of the `palladion` command."""
+    if sys.flags.safe_path:
+        return
     own = {"", os.getcwd(), os.path.dirname(os.path.realpath(sys.argv[0])), os.path.dirname(sys.argv[0])}
-    if sys.path and not sys.flags.safe_path and sys.path[0] in own:
-        del sys.path[0]
-    if not sys.flags.safe_path:
-        sys.path.insert(0, folder)
+    sys.path[:1] = [folder] if sys.path and sys.path[0] in own else [folder, *sys.path[:1]]
 
 
 # --- palladion run: running it ----------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def _execute(program: _Program, args: Sequence[str]) -> None:
 def _without_our_frames(show: Callable[..., Any]) -> Callable[[type, BaseException, Any], None]:
     """An excepthook whose traceback starts where the program starts."""
 
-    def hook(kind: type, error: BaseException, traceback: types.TracebackType | None) -> NoReturn | None:
+    def hook(kind: type, error: BaseException, traceback: types.TracebackType | None) -> None:
         entry = traceback
         while entry is not None and entry.tb_frame.f_code is not _execute.__code__:
             entry = entry.tb_next
@@ -249,7 +250,7 @@ def _without_our_frames(show: Callable[..., Any]) -> Callable[[type, BaseExcepti
 
 def _first_of_the_program(entry: types.TracebackType | None) -> types.TracebackType | None:
     """Skips what stands between `exec` and the program: a compilation that failed has no frame of the program."""
-    while entry is not None and entry.tb_frame.f_globals.get("__name__") in (__name__, "importlib._bootstrap_external",
-                                                                             "importlib._bootstrap"):
+    ours = (__name__, "importlib._bootstrap", "importlib._bootstrap_external")
+    while entry is not None and entry.tb_frame.f_globals.get("__name__") in ours:
         entry = entry.tb_next
     return entry

@@ -5,51 +5,139 @@
     with palladion.config.state("cpu")("refuse"): # for a block
         ...
 
-Each option is part of the key of JAX's trace and compile caches, so that changing one never reuses a kernel that
-was traced under another value.
+Each option except `cache_dir`, which changes no result, is part of the key of JAX's trace and compile caches, so that
+changing one never reuses a kernel that was traced under another value.
 
-| option         | environment variable     | values                     | meaning |
-|----------------|--------------------------|----------------------------|---------|
-| `cpu`          | `PALLADION_CPU`          | "refuse" (default), "interpret" | what a kernel call without `interpret` does on the CPU |
-| `debug_checks` | `PALLADION_DEBUG_CHECKS` | False (default), True      | `pl.debug_check` and checks of run-time indices are on |
-| `poison_buffers` | `PALLADION_POISON_BUFFERS` | False (default), True  | compiled targets fill uninitialised buffers with NaN; interpreters always do |
-| `interpret`    | (none)                   | None (default), or a value of `interpret=` | replaces `interpret=False` of every call |
+| option         | values                             | meaning |
+|----------------|------------------------------------|---------|
+| cpu            | "refuse" (default), "interpret"    | what a kernel call without `interpret` does on the CPU |
+| debug_checks   | False (default), True              | `pl.debug_check` and checks of run-time indices are on |
+| poison_buffers | False (default), True              | compiled targets fill new buffers with NaN, as interpreters do |
+| interpret      | None (default), or a value of `interpret=` | replaces `interpret=False` of every call |
+| cache_dir      | a folder; None or "" for none      | where compiled CPU kernels are kept between processes |
+
+The environment variables PALLADION_CPU, PALLADION_DEBUG_CHECKS and PALLADION_POISON_BUFFERS set the first three, and
+PALLADION_CACHE_DIR the last, which is otherwise `palladion` in the folder that XDG_CACHE_HOME names, or in ~/.cache.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from palladion import jaxlink
+from palladion.errors import kind_of, mistake
 
-_STATES: dict[str, Any] = {
-    "cpu": jaxlink.enum_state(
-        "palladion_cpu",
-        ("refuse", "interpret"),
-        "refuse",
-        "What a kernel call without `interpret` does on the CPU: refuse (as Pallas does) or interpret.",
-    ),
-    "debug_checks": jaxlink.bool_state(
-        "palladion_debug_checks", False, "Run `pl.debug_check` and check run-time indices of Refs."
-    ),
-    "poison_buffers": jaxlink.bool_state(
-        "palladion_poison_buffers",
-        False,
-        "Fill uninitialised buffers of compiled kernels with NaN; interpreters always do.",
-    ),
-    "interpret": jaxlink.object_state(
-        "palladion_interpret", None, "The value of `interpret=` for calls that leave it False."
-    ),
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option: its value for the process, and a context manager that changes it for a block of one thread.
+
+    Arguments:
+      name: of the option.
+      values: what it may be; None for anything that has a hash.
+      stored: JAX's state that holds it.
+    """
+
+    name: str
+    values: tuple[Any, ...] | None
+    stored: Any
+
+    @property
+    def value(self) -> Any:
+        """Here and now: of the innermost `with`, else of the process."""
+        return self.stored.value
+
+    def __call__(self, new_val: Any) -> contextlib.AbstractContextManager[None]:
+        """A context manager in which the option is `new_val`."""
+        return self.stored(self._checked(new_val))
+
+    def set(self, new_val: Any) -> None:
+        """Change the option for the process."""
+        self.stored._set(self._checked(new_val))
+
+    def _checked(self, value: Any) -> Any:
+        if self.values is not None and (type(value) is not type(self.values[0]) or value not in self.values):
+            hint = " or ".join(map(repr, self.values))
+            raise mistake(ValueError, f"palladion.config.{self.name} cannot be {kind_of(value)}.", hint=hint)
+        return value
+
+
+class _Plain:
+    """A value with the interface of JAX's states, outside the keys of its caches. One value for all threads."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def _set(self, value: Any) -> None:
+        self.value = value
+
+    @contextlib.contextmanager
+    def __call__(self, value: Any) -> Iterator[None]:
+        before, self.value = self.value, value
+        try:
+            yield
+        finally:
+            self.value = before
+
+
+def _default_cache_dir() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    return os.environ.get("PALLADION_CACHE_DIR", os.path.join(base, "palladion"))
+
+
+_OPTIONS: dict[str, Option] = {
+    option.name: option
+    for option in (
+        Option(
+            "cpu",
+            ("refuse", "interpret"),
+            jaxlink.enum_state(
+                "palladion_cpu",
+                ("refuse", "interpret"),
+                "refuse",
+                "What a kernel call without `interpret` does on the CPU: refuse (as Pallas does) or interpret.",
+            ),
+        ),
+        Option(
+            "debug_checks",
+            (False, True),
+            jaxlink.bool_state(
+                "palladion_debug_checks", False, "Run `pl.debug_check` and check run-time indices of Refs."
+            ),
+        ),
+        Option(
+            "poison_buffers",
+            (False, True),
+            jaxlink.bool_state(
+                "palladion_poison_buffers",
+                False,
+                "Fill uninitialised buffers of compiled kernels with NaN; interpreters always do.",
+            ),
+        ),
+        Option(
+            "interpret",
+            None,
+            jaxlink.object_state(
+                "palladion_interpret", None, "The value of `interpret=` for calls that leave it False."
+            ),
+        ),
+        Option("cache_dir", None, _Plain(_default_cache_dir())),
+    )
 }
 
 
-def state(name: str) -> Any:
-    """The option as a context manager: `with state("cpu")("interpret"): …`."""
-    if name not in _STATES:
-        raise AttributeError(f"palladion.config has no option {name!r}; the options are {', '.join(_STATES)}")
-    return _STATES[name]
+def state(name: str) -> Option:
+    """The option, also a context manager: `with state("cpu")("interpret"): …`."""
+    if name not in _OPTIONS:
+        options = ", ".join(_OPTIONS)
+        raise mistake(AttributeError, f"palladion.config has no option {name!r}.", hint=f"the options are {options}")
+    return _OPTIONS[name]
 
 
 def get(name: str) -> Any:
@@ -59,17 +147,15 @@ def get(name: str) -> Any:
 
 class _ConfigModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name in _STATES:
-            return _STATES[name].value
-        raise AttributeError(f"palladion.config has no option {name!r}; the options are {', '.join(_STATES)}")
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return state(name).value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _STATES:
-            _STATES[name]._set(value)
-        elif name.startswith("__"):
+        if name.startswith("__"):
             super().__setattr__(name, value)
         else:
-            state(name)  # raises, naming the options
+            state(name).set(value)
 
 
 sys.modules[__name__].__class__ = _ConfigModule

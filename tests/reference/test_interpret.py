@@ -468,6 +468,18 @@ def test_prints_within_a_program_keep_their_order(capfd):
         for k in range(3):
             want.append(f"  round {k}: {rows[k]:.2f}")
             if k == 1:
-                want.append(f"    special {str(np.asarray(jnp.bfloat16(rows[k])))}")
+                want.append(f"    special {float(jnp.bfloat16(rows[k]))}")
         want.append(f"end {{{rows.sum():.1f}}} [0 1]")
     assert capfd.readouterr().out.splitlines() == want
+
+
+def test_vmap_inside_a_kernel_of_a_loop_with_its_own_condition():
+    def kernel(n_ref, o_ref):
+        def count(n):
+            return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] + s[0]), (0, 0))[1]
+
+        o_ref[...] = jax.vmap(count)(n_ref[...])
+
+    call = pl.pallas_call(kernel, jax.ShapeDtypeStruct((4,), jnp.int32), interpret=True)
+    n = jnp.array([0, 1, 5, 3], jnp.int32)
+    np.testing.assert_array_equal(call(n), [k * (k - 1) // 2 for k in (0, 1, 5, 3)])

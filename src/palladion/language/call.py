@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from palladion import config, executors, jaxlink
+from palladion.errors import kind_of, mistake, suggesting_keywords
 from palladion.language import frames, specs
 from palladion.language.blocks import GridSpec, no_block_spec
 from palladion.language.check import check_kernel, refuse_result
@@ -32,6 +33,7 @@ from palladion.language.primitive import EagerKernel, notify, pallas_call_p
 _GRID_AXIS = "palladion grid"
 
 
+@suggesting_keywords
 def pallas_call(
     kernel: Callable[..., None],
     out_shape: Any,
@@ -78,11 +80,12 @@ def pallas_call(
       ValueError, TypeError: an argument or the kernel is not as described; the message names the operand and the line.
     """
     if not callable(kernel):
-        raise TypeError(f"The kernel must be a function of Refs, not {kernel!r}.")
+        hint = "pl.pallas_call(kernel, out_shape, …)(operands)"
+        raise mistake(TypeError, f"The kernel must be a function of Refs, not {kind_of(kernel)}.", hint=hint)
     given = dict(grid=grid, in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch_shapes)
     setup = _Setup(
         kernel=kernel,
-        name=name or specs.kernel_name(kernel),
+        name=_checked("name", name, str) or specs.kernel_name(kernel),
         spec=_grid_spec(grid_spec, given),
         out_shape=specs.out_tree(out_shape),
         aliases=specs.normalise_aliases(input_output_aliases),
@@ -98,7 +101,10 @@ def pallas_call(
     def parameters(in_tree, avals, debug_checks):
         return _trace(setup, grid_sizes, in_tree, avals, debug_checks)
 
-    def call(*operands):
+    def call(*operands, **named):
+        if named:
+            headline = f"The kernel call {setup.name} takes operands by position, not by name ({', '.join(named)})."
+            raise mistake(TypeError, headline, hint="operands come in the order of the kernel's parameters")
         flat, in_tree = jax.tree.flatten(operands)
         flat = [specs.as_operand(x, i, setup.name) for i, x in enumerate(flat)]
         avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat)
@@ -133,18 +139,26 @@ def _grid_spec(grid_spec: Any, given: dict[str, Any]) -> Any:
     if grid_spec is None:
         return GridSpec(**given)
     if not isinstance(grid_spec, GridSpec):
-        raise TypeError(f"grid_spec must be a pl.GridSpec, not {grid_spec!r}.")
+        hint = "grid_spec=pl.GridSpec(grid=…, in_specs=…, out_specs=…), or grid=… without a grid_spec"
+        raise mistake(TypeError, f"grid_spec must be a pl.GridSpec, not {kind_of(grid_spec)}.", hint=hint)
     defaults = dict(grid=(), in_specs=no_block_spec, out_specs=no_block_spec, scratch_shapes=())
     for field, value in given.items():
-        if value is not defaults[field] and value != defaults[field]:
-            raise ValueError(f"If `grid_spec` is given, `{field}` belongs in it, not in pallas_call (got {value!r}).")
+        if value is not defaults[field] and not (isinstance(value, tuple) and value == defaults[field]):
+            headline = (
+                f"`grid_spec` and `{field}` are both given to pallas_call; with a grid_spec, {field} belongs in it."
+            )
+            raise mistake(ValueError, headline, hint=f"pl.GridSpec({field}=…)")
     return grid_spec
 
 
 def _checked(what: str, value: Any, kind: type) -> Any:
     if value is not None and not isinstance(value, kind):
-        hint = {"compiler_params": "pltpu.CompilerParams(...)", "cost_estimate": "pl.CostEstimate(...)"}[what]
-        raise TypeError(f"{what} must be a {hint} or None, not {value!r}.")
+        hint = {
+            "name": "name='matmul'",
+            "compiler_params": "pltpu.CompilerParams(…), pltriton.CompilerParams(…) or plgpu.CompilerParams(…)",
+            "cost_estimate": "pl.CostEstimate(flops=…, transcendentals=…, bytes_accessed=…)",
+        }[what]
+        raise mistake(TypeError, f"{what} cannot be {kind_of(value)}.", hint=hint)
     return value
 
 
@@ -152,7 +166,8 @@ def _metadata(metadata: Any) -> Any:
     if metadata is None:
         return None
     if not isinstance(metadata, Mapping) or not all(isinstance(x, str) for kv in metadata.items() for x in kv):
-        raise TypeError(f"metadata must map strings to strings, not {metadata!r}.")
+        headline = f"metadata must map strings to strings, not {kind_of(metadata)}."
+        raise mistake(TypeError, headline, hint="metadata={'layer': '3'}")
     return tuple(sorted(metadata.items()))
 
 

@@ -106,7 +106,7 @@ def refuse_result(kernel: Callable, out: Any) -> None:
     """Raise ValueError if a kernel returned something."""
     if out is not None:
         raise ValueError(
-            f"The kernel function in the pallas_call {jaxlink.function_location(kernel)} should return None. It returns "
-            f"a PyTree: {jax.tree.structure(out)}\n"
+            f"The kernel function in the pallas_call {jaxlink.function_location(kernel)} should return None. It "
+            f"returns a PyTree: {jax.tree.structure(out)}\n"
             "  fix: write results into the output Refs, o_ref[...] = value, and return nothing"
         )

@@ -19,6 +19,7 @@ import jax
 from jax import lax
 
 from palladion import jaxlink
+from palladion.errors import kind_of, mistake
 from palladion.language.primitive import EagerKernel, pallas_call_p
 
 
@@ -47,9 +48,11 @@ class CostEstimate:
             try:
                 count = operator.index(value)
             except TypeError:
-                raise ValueError(f"CostEstimate.{field.name} must be an integer, not {value!r}.") from None
+                headline = f"{field.name} of pl.CostEstimate must be an integer, not {kind_of(value)}."
+                raise mistake(ValueError, headline, hint="round it: int(value)") from None
             if count < 0:
-                raise ValueError(f"CostEstimate.{field.name} must not be negative, but it is {count}.")
+                headline = f"{field.name} of pl.CostEstimate must not be negative, but it is {count}."
+                raise mistake(ValueError, headline, hint="counts are of one call of the kernel, all programs together")
             object.__setattr__(self, field.name, count)
 
     def to_json(self) -> bytes:
@@ -63,18 +66,19 @@ def estimate_cost(fun: Callable, *args: Any, **kwargs: Any) -> CostEstimate:
 
     Arguments:
       fun: a JAX function.
-      *args, **kwargs: arrays, or `jax.ShapeDtypeStruct`s in their place.
+      *args, **kwargs: arrays, or `jax.ShapeDtypeStruct`s in their place; anything else is passed as it is.
 
     Returns:
       a CostEstimate by the rules of this module.
     """
     flat, tree = jax.tree.flatten((args, kwargs))
+    arrays = {n: x for n, x in enumerate(flat) if hasattr(x, "shape") and hasattr(x, "dtype")}
 
-    def flat_fun(*leaves):
-        args, kwargs = jax.tree.unflatten(tree, leaves)
+    def flat_fun(arrays):
+        args, kwargs = jax.tree.unflatten(tree, [arrays.get(n, x) for n, x in enumerate(flat)])
         return fun(*args, **kwargs)
 
-    jaxpr = jax.make_jaxpr(flat_fun)(*flat)
+    jaxpr = jax.make_jaxpr(flat_fun)(arrays)
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     work = _count(jaxpr)
     moved = sum(_bytes(v.aval) for v in (*jaxpr.invars, *jaxpr.outvars))

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from palladion import executors, jaxlink
+from palladion.errors import kind_of, mistake
 from palladion.language.refs import KernelRef, MemoryRef, MemorySpace, checked_dtype
 
 
@@ -37,9 +38,14 @@ def next_power_of_2(x: int) -> int:
     Raises:
       ValueError: `x` is negative. TypeError: `x` is not an integer.
     """
-    x = operator.index(x)
+    try:
+        x = operator.index(x)
+    except TypeError:
+        headline = f"pl.next_power_of_2 takes an integer, not {kind_of(x)}."
+        raise mistake(TypeError, headline, hint="sizes are Python integers: use a static one") from None
     if x < 0:
-        raise ValueError(f"next_power_of_2 takes a number that is not negative, not {x}.")
+        hint = "the smallest power is 1, for 0 and 1"
+        raise mistake(ValueError, f"pl.next_power_of_2 takes a number that is not negative, not {x}.", hint=hint)
     return 1 if x == 0 else 1 << (x - 1).bit_length()
 
 
@@ -52,23 +58,43 @@ def broadcast_to(a: Any, shape: Sequence[int]) -> jax.Array:
     """`a` repeated to `shape` by NumPy's rules, as one operation that every target knows."""
     a, shape = jnp.asarray(a), tuple(operator.index(n) for n in shape)
     if np.broadcast_shapes(a.shape, shape) != shape:
-        raise ValueError(f"An array of shape {a.shape} cannot be broadcast to {shape}.")
+        raise mistake(
+            ValueError,
+            f"An array of shape {a.shape} cannot be broadcast to {shape}.",
+            hint="dimensions are matched from the last; each must be equal or 1",
+        )
     return lax.broadcast_in_dim(lax.reshape(a, (1,) * (len(shape) - a.ndim) + a.shape), shape, tuple(range(len(shape))))
 
 
 def empty(shape: Any, dtype: Any, *, out_sharding: Any = None) -> jax.Array:
-    """An array whose contents are not initialised: what an output or scratch holds before it is written."""
+    """An array whose contents are not initialised: what an output or scratch holds before it is written.
+
+    Arguments:
+      shape: an int, or one for each dimension.
+      dtype: anything that `jnp.dtype` takes.
+      out_sharding: of the array, as in `jax.lax.empty`.
+
+    Raises:
+      ValueError: a 64-bit dtype while x64 is off.
+    """
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     return lax.empty(shape, checked_dtype(dtype, "pl.empty"), out_sharding=out_sharding)
 
 
 def empty_like(x: Any) -> Any:
-    """Uninitialised arrays with the shapes and dtypes of a pytree of arrays or array types."""
+    """Uninitialised arrays with given types.
+
+    Arguments:
+      x: a pytree of arrays, `jax.ShapeDtypeStruct`s or Refs.
+    """
     return jax.tree.map(lambda y: empty(y.shape, y.dtype), x, is_leaf=_is_array_type)
 
 
 def empty_ref_like(x: Any) -> Any:
-    """Uninitialised `jax.ref` Refs with the types of a pytree of `jax.ShapeDtypeStruct`s or memory types.
+    """Uninitialised `jax.ref` Refs with given types.
+
+    Arguments:
+      x: a pytree of `jax.ShapeDtypeStruct`s, or of memory types such as `pltpu.VMEM(shape, dtype)`.
 
     Raises:
       TypeError: a leaf has no shape and dtype.
@@ -76,7 +102,8 @@ def empty_ref_like(x: Any) -> Any:
 
     def one(y):
         if not _is_array_type(y):
-            raise TypeError(f"empty_ref_like takes array types, not {y!r}.")
+            hint = "jax.ShapeDtypeStruct(shape, dtype), or pltpu.VMEM(shape, dtype)"
+            raise mistake(TypeError, f"pl.empty_ref_like takes array types, not {kind_of(y)}.", hint=hint)
         space = y.memory_space if isinstance(y, MemoryRef) else None
         return jax.empty_ref(jax.ShapeDtypeStruct(y.shape, y.dtype), memory_space=space)
 
@@ -113,7 +140,12 @@ def run_state(f: Callable[..., None]) -> Callable[[Any], Any]:
         def body(*refs):
             out = f(jax.tree.unflatten(tree, refs))
             if out is not None:
-                raise ValueError(f"The function given to run_state should return None; it returns {type(out)}.")
+                raise mistake(
+                    ValueError,
+                    f"The function given to pl.run_state should return None; it returns {kind_of(out)}.",
+                    where=jaxlink.defined_at(f),
+                    hint="it changes its Refs in place; what they hold at the end is the result",
+                )
 
         jaxpr, _ = jaxlink.trace_to_jaxpr(body, refs, jaxlink.debug_info("run_state", f, ()))
         jaxpr, consts = jaxlink.convert_consts_to_invars(jaxpr)

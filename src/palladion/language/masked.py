@@ -12,7 +12,6 @@ Source: public documentation of the two; the meaning of masks in the Triton lang
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +75,8 @@ def load(name: str, ref: Any, mask: Any, other: Any, hints: dict[str, Any]) -> j
       hints: for compilers; values must be hashable.
 
     Raises:
-      TypeError: `ref` is no Ref, or the mask is not boolean. ValueError: mask or other do not fit, or other has no mask.
+      TypeError: `ref` is no Ref, or the mask is not boolean.
+      ValueError: mask or other do not fit, or there is an other without a mask.
     """
     shape = _shape_of_ref(name, ref)
     hints = {k: v for k, v in hints.items() if v}
@@ -132,9 +132,7 @@ def atomic(name: str, op: str, ref: Any, values: Sequence[Any], mask: Any) -> ja
     shape = _shape_of_ref(name, ref)
     if op in ("and", "or", "xor") and not jnp.issubdtype(ref.dtype, jnp.integer):
         raise TypeError(_message(f"{name} works on integers; {indexing.label_of(ref)} holds {ref.dtype}."))
-    arrays = [
-        indexing.as_stored(ref, _broadcast(name, "value", jnp.asarray(v), shape), shape) for v in values
-    ]
+    arrays = [indexing.as_stored(ref, _broadcast(name, "value", jnp.asarray(v), shape), shape) for v in values]
     if mask is not None:
         mask = _broadcast(name, "mask", _as_mask(name, mask), shape)
     root, transforms = _parts(ref)
@@ -150,7 +148,7 @@ def _shape_of_ref(name: str, ref: Any) -> tuple[int, ...]:
     is_view = isinstance(ref, jaxlink.TransformedRef)
     if not is_view and not (isinstance(ref, jaxlink.Tracer) and isinstance(ref.aval, KernelRef)):
         raise TypeError(_message(f"{name} takes a Ref or a view of one, such as x_ref.at[i], not {ref!r}."))
-    return tuple(ref.shape)
+    return tuple(int(n) for n in ref.shape)
 
 
 def _as_mask(name: str, mask: Any) -> jax.Array:
@@ -183,7 +181,7 @@ def _load_jvp(primals, tangents, *, tree, **params):
     out = masked_load_p.bind(*primals, tree=tree, **params)
     (ref_dot, *flat_dots), (_, *flat) = tangents, primals
     if isinstance(ref_dot, jaxlink.ad.Zero):
-        return out, jaxlink.ad.Zero.from_primal_value(out)
+        return out, jaxlink.ad.Zero(jaxlink.typeof(out).to_tangent_aval())
     transforms, mask, other = jax.tree.unflatten(tree, flat)
     if other is not None:  # the last leaf
         flat[-1] = _tangent(flat_dots[-1], other)
@@ -214,9 +212,7 @@ def _batching(primitive: Any) -> Any:
         size = next(x.shape[d] for x, d in zip(args, dims) if d is not None)
 
         def at(i):
-            return [
-                x if d is None else lax.index_in_dim(x, i, d, keepdims=False) for x, d in zip(args, dims)
-            ]
+            return [x if d is None else lax.index_in_dim(x, i, d, keepdims=False) for x, d in zip(args, dims)]
 
         outs = [primitive.bind(*at(i), **params) for i in range(size)]
         return ([], []) if primitive.multiple_results else (jnp.stack(outs), 0)

@@ -18,9 +18,10 @@ import numpy as np
 from jax import lax
 
 from palladion import config, jaxlink
-from palladion.errors import TargetNotBuilt, explain
+from palladion.errors import TargetNotBuilt, count_of, explain, kind_of, mistake
 from palladion.language import formats, frames
 from palladion.language.formats import format_values as format_values
+from palladion.language.indexing import is_ref, label_of
 from palladion.language.refs import KernelRef, MemorySpace
 
 # --- where a program is ---------------------------------------------------------------------------------------------
@@ -83,22 +84,49 @@ def when(condition: Any, /) -> Callable[[Callable[[], None]], None]:
       condition: a bool, or a scalar known at run time. A Python bool decides while the kernel is traced.
 
     Raises:
-      TypeError: the condition is not a scalar.
+      TypeError: the condition is not a scalar. ValueError: the function returns a value.
     """
-    if np.ndim(condition) != 0:
-        raise TypeError(f"pl.when takes a scalar condition, not one of shape {np.shape(condition)}.")
+    _check_condition("pl.when", condition, "reduce it, jnp.any(mask), or store with jnp.where(mask, new, o_ref[...])")
 
     def decorate(body: Callable[[], None]) -> None:
+        def run():
+            frames.check_arity(
+                body,
+                0,
+                lambda takes: explain(
+                    f"The function under pl.when takes {takes}, but it is called without arguments.",
+                    where=jaxlink.defined_at(body),
+                    hint="it reads and writes the kernel's Refs: `def _(): o_ref[...] = …`",
+                ),
+            )
+            result = body()
+            if result is not None and not isinstance(condition, bool):  # under a Python bool it is a plain `if`
+                raise mistake(
+                    ValueError,
+                    f"The function under pl.when returns {kind_of(result)}; it must return nothing.",
+                    where=jaxlink.defined_at(body),
+                    hint="store the value in a Ref, or choose between values with jnp.where",
+                )
+
         if isinstance(condition, jaxlink.Tracer):
-            lax.cond(condition, lambda: _without_result(body), lambda: None)
+            lax.cond(condition, run, lambda: None)
         elif condition:
-            body()
+            run()
 
     return decorate
 
 
-def _without_result(body: Callable[[], Any]) -> None:
-    body()
+def _check_condition(operation: str, condition: Any, hint: str) -> None:
+    """Raise TypeError unless a condition is one bool or number."""
+    if is_ref(condition):
+        headline, hint = f"{operation} got the Ref {label_of(condition)}, not a condition.", "read it: x_ref[0] > 0"
+    elif isinstance(condition, (bool, int, float, np.generic, np.ndarray, jax.Array, jaxlink.Tracer)):
+        if np.ndim(condition) == 0:
+            return
+        headline = f"{operation} takes one condition, not an array of shape {np.shape(condition)}."
+    else:
+        headline = f"{operation} takes a condition, not {kind_of(condition)}."
+    raise mistake(TypeError, headline, hint=hint)
 
 
 def loop(
@@ -119,21 +147,46 @@ def loop(
       a decorator that gives the last carry (None without one).
 
     Raises:
-      ValueError: a Python step that is not positive.
+      TypeError: a bound is not an integer. ValueError: a Python step that is not positive, or a body that returns a
+        value although nothing is carried.
     """
+    for name, bound in (("lower bound", lower), ("upper bound", upper), ("step", step)):
+        if is_ref(bound):
+            raise mistake(TypeError, f"The {name} of pl.loop is a Ref, {label_of(bound)}.", hint="read it: n_ref[0]")
+        if np.ndim(bound) or not jnp.issubdtype(jnp.result_type(bound), jnp.integer):
+            hint = "use an integer: n // 2 instead of n / 2, .astype(jnp.int32) of a value known at run time"
+            raise mistake(TypeError, f"The {name} of pl.loop is {kind_of(bound)}, not an integer.", hint=hint)
     if isinstance(step, (int, np.integer)) and step < 1:
-        raise ValueError(f"pl.loop takes a positive step, not {step}.")
+        hint = "count upwards and index with upper - 1 - i"
+        raise mistake(ValueError, f"The step of pl.loop is {step}; it must be positive.", hint=hint)
 
     def decorate(body: Callable[..., Any]) -> Any:
+        n_args = 1 if init_carry is None else 2
+        frames.check_arity(
+            body,
+            n_args,
+            lambda takes: explain(
+                f"The body of pl.loop takes {takes}, but it is called with the index"
+                + (" and the carry." if n_args == 2 else " only."),
+                where=jaxlink.defined_at(body),
+                hint="`def _(i)`, or `def _(i, carry)` with init_carry=…",
+            ),
+        )
         static = all(isinstance(b, (int, np.integer)) for b in (lower, upper, step))
         rounds = max(-(-(int(upper) - int(lower)) // int(step)), 0) if static else _rounds(lower, upper, step)
 
         def one_round(n, carry):
             i = lower + n * step
-            if init_carry is None:
-                body(i)
-                return None
-            return body(i, carry)
+            if init_carry is not None:
+                return body(i, carry)
+            if (result := body(i)) is not None:
+                raise mistake(
+                    ValueError,
+                    f"The body of pl.loop returns {kind_of(result)}, but nothing is carried.",
+                    where=jaxlink.defined_at(body),
+                    hint="give pl.loop init_carry=…, or store the value in a Ref",
+                )
+            return None
 
         return lax.fori_loop(0, rounds, one_round, init_carry, unroll=unroll)
 
@@ -162,8 +215,10 @@ def _scoped_ref(x: Any, label: str) -> KernelRef:
         return KernelRef(ref.inner_aval, ref.memory_space, label=label)
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return KernelRef(jaxlink.ShapedArray(tuple(x.shape), jnp.dtype(x.dtype)), MemorySpace.DEFAULT, label=label)
-    raise TypeError(
-        explain(f"{label} is {x!r}, which is not a buffer type.", hint="pltpu.VMEM(shape, dtype), pltpu.SMEM(…)")
+    raise mistake(
+        TypeError,
+        f"{label.capitalize()} of pl.run_scoped is {kind_of(x)}, which is not a buffer type.",
+        hint="pl.run_scoped(f, pltpu.VMEM((8, 128), jnp.float32)): a memory space, called with shape and dtype",
     )
 
 
@@ -189,9 +244,22 @@ def run_scoped(
     frame = frames.required("run_scoped")
     leaves, tree = jax.tree.flatten((types, kw_types), is_leaf=lambda x: hasattr(x, "shape"))
     refs = [_scoped_ref(x, f"scoped buffer {i}") for i, x in enumerate(leaves)]
+    frames.check_arity(
+        f,
+        len(types),
+        lambda takes: explain(
+            f"The function given to pl.run_scoped takes {takes}, but it gets {count_of(len(types), 'argument')}"
+            + (f" and, by keyword, {', '.join(kw_types)}." if kw_types else "."),
+            where=jaxlink.defined_at(f),
+            hint="it has one parameter for each buffer type",
+        ),
+        tuple(kw_types),
+    )
     if frame.eager:
         args, kwargs = jax.tree.unflatten(tree, [frame.eager.scratch(r) for r in refs])
-        return f(*args, **kwargs)
+        out = f(*args, **kwargs)
+        _refuse_refs(f, jax.tree.leaves(out))
+        return out
 
     out_tree = None
 
@@ -199,6 +267,7 @@ def run_scoped(
         nonlocal out_tree
         args, kwargs = jax.tree.unflatten(tree, flat_refs)
         leaves, out_tree = jax.tree.flatten(f(*args, **kwargs))
+        _refuse_refs(f, leaves)
         return leaves
 
     jaxpr, _ = jaxlink.trace_to_jaxpr(flat, refs, jaxlink.debug_info("run_scoped", f, ()))
@@ -207,14 +276,27 @@ def run_scoped(
     return jax.tree.unflatten(out_tree, run_scoped_p.bind(*consts, jaxpr=jaxpr, num_scoped=len(refs)))
 
 
+def _refuse_refs(f: Callable[..., Any], results: Any) -> None:
+    for leaf in filter(is_ref, results):
+        raise mistake(
+            ValueError,
+            f"The function given to pl.run_scoped returns the Ref of {label_of(leaf)}.",
+            where=jaxlink.defined_at(f),
+            hint="its memory ends with the call: return its value, ref[...], or work with it inside",
+        )
+
+
 def with_scoped(
     *types: Any, collective_axes: Hashable | tuple[Hashable, ...] = (), **kw_types: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator form of `run_scoped`: the function is called with its own arguments, then the scoped Refs.
 
-    @pl.with_scoped(pltpu.VMEM((8, 128), jnp.float32))
-    def body(tmp_ref): ...
-    body()
+        @pl.with_scoped(pltpu.VMEM((8, 128), jnp.float32))
+        def body(tmp_ref): ...
+        body()
+
+    Arguments:
+      *types, collective_axes, **kw_types: as in `run_scoped`.
     """
 
     def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,14 +331,14 @@ def debug_print(fmt: str, *args: Any) -> None:
 
     Outside a kernel this is `jax.debug.print`.
     """
-    fmt, args = formats.prepare(fmt, args)
+    fmt, values = formats.prepare(fmt, args)
     frame = frames.current()
     if frame is None:
-        jax.debug.print(fmt, *args)
-    elif frame.eager and not any(isinstance(a, jaxlink.Tracer) for a in args):
-        print(format_values(fmt, args))
+        jax.debug.print(fmt, *values)
+    elif frame.eager and not any(isinstance(v, jaxlink.Tracer) for v in values):
+        print(format_values(fmt, values))
     else:
-        debug_print_p.bind(*args, fmt=fmt)
+        debug_print_p.bind(*values, fmt=fmt)
 
 
 class CheckEffect(jaxlink.DebugEffect):
@@ -286,8 +368,7 @@ def debug_check(condition: Any, message: str) -> None:
     """
     if not config.get("debug_checks"):
         return
-    if np.ndim(condition) != 0:
-        raise TypeError(f"pl.debug_check takes a scalar condition, not one of shape {np.shape(condition)}.")
+    _check_condition("pl.debug_check", condition, "reduce it: jnp.all(x_ref[...] > 0)")
     where = jaxlink.current_location()
     frame = frames.required("debug_check")
     if frame.eager and not isinstance(condition, jaxlink.Tracer):
@@ -309,7 +390,8 @@ def delay(nanos: int | jax.Array) -> None:
     """
     frame = frames.required("delay")
     if np.ndim(nanos) or not jnp.issubdtype(jnp.result_type(nanos), jnp.integer):
-        raise TypeError(f"pl.delay takes an integer number of nanoseconds, not {nanos!r}.")
+        headline = f"pl.delay takes an integer number of nanoseconds, not {kind_of(nanos)}."
+        raise mistake(TypeError, headline, hint="pl.delay(100)")
     if not frame.eager:
         delay_p.bind(jnp.asarray(nanos, jnp.int32))
 
@@ -330,15 +412,12 @@ def multiple_of(x: jax.Array, values: Any) -> jax.Array:
     """
     wanted = (values,) if isinstance(values, (int, np.integer)) else tuple(values)
     if not wanted or any(not isinstance(v, (int, np.integer)) or v < 1 for v in wanted):
-        raise ValueError(f"pl.multiple_of takes positive integers, not {values!r}.")
+        hint = "pl.multiple_of(i * 128, 128)"
+        raise mistake(ValueError, f"pl.multiple_of takes positive integers, not {kind_of(values)}.", hint=hint)
     frame = frames.current()
     if isinstance(x, jaxlink.Tracer) and frame is not None:
         return multiple_of_p.bind(x, values=tuple(int(v) for v in wanted))
     if np.ndim(x) == 0 and not isinstance(x, jaxlink.Tracer) and any(int(x) % v for v in wanted):
-        raise ValueError(
-            explain(
-                f"pl.multiple_of({int(x)}, {values}): {int(x)} is not a multiple of that.",
-                where=jaxlink.current_location(),
-            )
-        )
+        headline = f"pl.multiple_of({int(x)}, {values}): {int(x)} is not a multiple of {values}."
+        raise mistake(ValueError, headline, hint="promise only what holds; compilers rely on it")
     return x

@@ -5,7 +5,7 @@ printing know them. `KernelRef` refines them with what a kernel author expects o
 axes, masks, negative and out-of-range integers), and errors that name the operand. Three mistakes that JAX's refs
 let pass are refused here, at the user's line: a static integer index past the end, a write of another shape or
 dtype, and a boolean mask taken for integers. Views (`.at[…]`, `.reshape`, `.bitcast`, `.T`) are `RefView`s, which
-add the same to JAX's `TransformedRef`; `indexing.py` holds the rules.
+add the same to JAX's `TransformedRef`; `indexing.py` and `indices.py` hold the rules.
 
 Sources: tutorial sections 2.1 and 7; `jax.ref` documentation; NumPy's indexing rules.
 """
@@ -175,6 +175,22 @@ class KernelRef(jaxlink.AbstractRef):
     def bitcast(self, dtype: Any) -> RefView:
         return RefView(self, ()).bitcast(dtype)
 
+    @jaxlink.aval_method
+    def get(self, idx: Any = ()) -> Any:
+        return indexing.read(self, idx)
+
+    @jaxlink.aval_method
+    def set(self, value: Any, idx: Any = ()) -> None:
+        indexing.write(self, idx, value)
+
+    @jaxlink.aval_method
+    def swap(self, value: Any, idx: Any = ()) -> Any:
+        return indexing.swap(self, idx, value)
+
+    @jaxlink.aval_method
+    def addupdate(self, value: Any, idx: Any = ()) -> None:
+        indexing.accumulate(self, idx, value)
+
     def _getitem(self, tracer: Any, idx: Any) -> Any:
         return indexing.read(tracer, idx)
 
@@ -233,6 +249,12 @@ class RefView(jaxlink.TransformedRef):
     def set(self, value: Any, idx: Any = ()) -> None:
         indexing.write(self, idx, value)
 
+    def swap(self, value: Any, idx: Any = ()) -> Any:
+        return indexing.swap(self, idx, value)
+
+    def addupdate(self, value: Any, idx: Any = ()) -> None:
+        indexing.accumulate(self, idx, value)
+
     def __getitem__(self, idx: Any) -> Any:
         return indexing.read(self, idx)
 
@@ -285,9 +307,13 @@ for _name in _METHODS.split():
     setattr(RefView, _name, _refuse)
 for _name in ("eq", "ne"):  # of views, == compares the objects, as in JAX
     setattr(KernelRef, f"_{_name}", staticmethod(_raising(f"apply {'==' if _name == 'eq' else '!='} to")))
-KernelRef._iter = staticmethod(_raising("iterate over", hint=_ROWS))
-RefView.__iter__ = _raising("iterate over", hint=_ROWS)
-RefView.__jax_array__ = RefView.__array__ = _raising("compute with")  # what jnp.sin(view) and np.sin(view) ask for
+for _class, _name, _refuse in (
+    (KernelRef, "_iter", staticmethod(_raising("iterate over", hint=_ROWS))),
+    (RefView, "__iter__", _raising("iterate over", hint=_ROWS)),
+    (RefView, "__jax_array__", _raising("compute with")),  # what jnp.sin(view) asks for
+    (RefView, "__array__", _raising("compute with")),  # what np.sin(view) asks for
+):
+    setattr(_class, _name, _refuse)
 
 
 class ViewIndexer:

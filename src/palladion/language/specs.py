@@ -178,10 +178,9 @@ def check_aliases(aliases: tuple[tuple[int, int], ...], grid_mapping: GridMappin
     for i, o in aliases:
         for what, number, count in (("operand", i, len(inputs)), ("output", o, grid_mapping.num_outputs)):
             if not 0 <= number < count:
-                numbers = f"0..{count - 1}" if count > 1 else "only 0" if count else "none"
                 raise mistake(
                     ValueError,
-                    f"input_output_aliases names {what} {number}, but the call has {count_of(count, what)} ({numbers}).",
+                    f"input_output_aliases names {what} {number}, but the call has {count_of(count, what)}.",
                     aliases=dict(aliases),
                     hint="arrays are counted from 0, scalar-prefetch operands included",
                 )

@@ -136,10 +136,11 @@ class _Call:
 
     def points(self) -> Iterator[tuple[int, ...]]:
         """The grid points to run, in lexicographic order."""
-        if self.params.only is None:
+        only: Any = self.params.only
+        if only is None:
             return itertools.product(*map(range, self.sizes))
         sizes = tuple(self.gm.kernel_ids(self.sizes))
-        for point in self.params.only:
+        for point in only:
             if len(point) != len(sizes) or any(i >= n for i, n in zip(point, sizes)):
                 raise ValueError(
                     explain(
@@ -148,22 +149,21 @@ class _Call:
                     )
                 )
         batch = [range(self.sizes[axis]) for axis in sorted(self.gm.vmapped_dims)]
-        points = (self._place(b, p) for b in itertools.product(*batch) for p in self.params.only or ())
-        return iter(sorted(points))
+        return iter(sorted(self._place(b, p) for b in itertools.product(*batch) for p in only))
 
     def _place(self, batch: Sequence[int], point: Sequence[int]) -> tuple[int, ...]:
         """A full grid point from ids along the vmapped axes and along the kernel's own."""
         batched, own = iter(batch), iter(point)
         return tuple(next(batched if axis in self.gm.vmapped_dims else own) for axis in range(len(self.sizes)))
 
-    def table(self, mapping: BlockMapping, points: Sequence[tuple[int, ...]]) -> list[Starts] | None:
+    def table(self, mapping: BlockMapping, points: Sequence[tuple[int, ...]]) -> Sequence[Starts] | None:
         """The window at each point, where the index map alone decides it."""
         if reads_prefetch(mapping):
             return None
         columns = np.array(points, np.int32).reshape(len(points), len(self.sizes)).T
         pairs = mapping.window(mapping.indices(evaluate(mapping, columns)), clip=np.clip)
         rows = [(s.tolist(), itertools.repeat(None) if n is None else n.tolist()) for s, n in pairs]
-        return [tuple(point) for point in zip(*(zip(s, n) for s, n in rows))] if rows else [()] * len(points)
+        return list(zip(*(zip(s, n) for s, n in rows))) if rows else [()] * len(points)
 
     def run_program(self, ids: tuple[int, ...], starts: list[Starts | None]) -> None:
         """One program: copy its blocks in, run the kernel, copy out what it stored."""

@@ -26,7 +26,7 @@ from jax import lax
 from palladion import jaxlink
 from palladion.errors import KernelCheckError, UnsupportedPrimitive, count_of, explain, mistake
 from palladion.language import ops
-from palladion.language.indexing import out_of_range
+from palladion.language.indexing import label_of, out_of_range
 from palladion.reference.evaluate import uninitialized
 from palladion.rules import RuleTable
 
@@ -74,12 +74,12 @@ class EagerRef(jaxlink.Tracer):
     __slots__ = ("_refusal", "buffer", "written")
 
     def __init__(self, trace: EagerTrace, aval: Any, buffer: np.ndarray, refusal: Callable | None = None) -> None:
-        """Arguments: `aval` is the abstract Ref; `refusal(where)` makes the exception for a store, None allows stores."""
+        """Arguments: the abstract Ref, its memory, and what makes the exception for a store (None allows stores)."""
         super().__init__(trace, aval)
         self.buffer, self.written, self._refusal = buffer, False, refusal
 
     def __repr__(self) -> str:
-        return f"{self.aval.label}: {self.aval.str_short()}\n{self.buffer}"
+        return f"{self.label}: {self.aval.str_short()}\n{self.buffer}"
 
     def check_writable(self) -> None:
         """Raise the exception for a store, if this Ref takes none."""
@@ -120,13 +120,22 @@ class EagerTrace(jaxlink.EvalTrace):
         with jaxlink.set_current_trace(self):
             return jaxlink.eval_jaxpr(jaxpr, jaxpr.consts, *args)
 
-    # What `language.ops` asks of the running program.
+    @property
+    def clamps(self) -> bool:
+        """Whether an index that leaves its Ref is moved inside instead of refused."""
+        return self.params.out_of_range == "clamp"
+
+    # What `language` asks of the running program.
     def program_id(self, axis: int) -> jax.Array:
         return jnp.asarray(np.int32(self.ids[axis]))
 
     def scratch(self, aval: Any) -> EagerRef:
         """A new Ref whose memory is not initialised."""
         return EagerRef(self, aval, fresh(aval.shape, aval.dtype, self.params.uninitialized))
+
+    def start_of(self, start: Any, span: int, extent: int) -> int:
+        """Where a slice of `span` elements starts: as asked, unless starts that do not fit are to be moved."""
+        return _moved_inside(int(start), span, extent) if self.clamps else int(start)
 
     def check(self, condition: bool, message: str, where: str | None) -> None:
         """Raise KernelCheckError(message) if the condition is false."""
@@ -147,12 +156,15 @@ def _at(index: Any, d: int, extent: int, label: str, clamp: bool) -> Any:
     return index if index.ndim else int(index)
 
 
+def _moved_inside(start: int, span: int, extent: int) -> int:
+    """Where XLA starts a slice of `span` elements that is asked to start at `start`."""
+    return min(max(start + extent * (start < 0), 0), max(extent - span, 0))
+
+
 def _slice_at(index: Any, d: int, extent: int, label: str, clamp: bool) -> slice:
     start, size, stride = int(index.start), int(index.size), int(index.stride)
     span = (size - 1) * stride + 1 if size else 0
-    first = start + extent if start < 0 else start
-    if clamp and span <= extent:
-        first = min(max(first, 0), extent - span)
+    first = _moved_inside(start, span, extent) if clamp else start + extent * (start < 0)
     if first < 0 or first + span > extent:
         text = f"pl.ds(start={start}, size={size}{f', stride={stride}' if stride != 1 else ''})"
         raise mistake(
@@ -212,21 +224,26 @@ class _Part:
             x[...] = new.reshape(x.shape)
 
 
+def _parts(ref: EagerRef, transforms: Sequence[Any]) -> list[_Part]:
+    """What each of a chain of views selects."""
+    parts: list[_Part] = []
+    x, label = ref.buffer, label_of(ref)
+    for transform in transforms:
+        parts.append(_Part(x, transform, f"a view of {label}" if parts else label, ref._trace.clamps))
+        x = parts[-1].value
+    return parts
+
+
 def _load(ref: EagerRef, transforms: Sequence[Any]) -> np.ndarray:
-    clamp = ref._trace.params.out_of_range == "clamp"
-    return functools.reduce(lambda x, t: _Part(x, t, ref.aval.label, clamp).value, transforms, ref.buffer)
+    parts = _parts(ref, transforms)
+    return parts[-1].value if parts else ref.buffer
 
 
 def _store(ref: EagerRef, transforms: Sequence[Any], change: Callable[[np.ndarray, Any], None]) -> None:
     """Let `change(array, key)` store in the elements that a chain of views selects; `...` is the key of all."""
     ref.check_writable()
     ref.written = True
-    clamp = ref._trace.params.out_of_range == "clamp"
-    parts: list[_Part] = []
-    x = ref.buffer
-    for transform in transforms:
-        parts.append(_Part(x, transform, ref.aval.label, clamp))
-        x = parts[-1].value
+    parts = _parts(ref, transforms)
     last = parts[-1] if parts else None
     if last is not None and last.key is not None and not np.may_share_memory(last.x, last.value):
         if _in_bounds(last.x, last.key):  # index arrays: NumPy has a key for them, and repeated ones add up
@@ -235,7 +252,7 @@ def _store(ref: EagerRef, transforms: Sequence[Any], change: Callable[[np.ndarra
         else:
             change(last.value, ...)
     else:
-        change(x, ...)
+        change(last.value if last is not None else ref.buffer, ...)
     for part in reversed(parts):
         part.put_back()
 

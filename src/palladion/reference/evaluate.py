@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
+from palladion.errors import count_of
 from palladion.language import ops
 from palladion.reference import host
 from palladion.rules import RuleTable
@@ -236,24 +237,32 @@ def _while(ev: Evaluator, eqn, *operands):
         (go_on,), values = ev.run_on_copies(cond_jaxpr, [*operands[:n], *carry], cells, values)
         return go_on, values
 
-    def body(carry, values):
-        return ev.run_on_copies(body_jaxpr, [*operands[n:m], *carry], cells, values)
+    batch = cond_jaxpr.outvars[0].aval.ndim  # vmap of a loop: each element has a condition of its own
+
+    def body(carry, values, going):
+        outs, values = ev.run_on_copies(body_jaxpr, [*operands[n:m], *carry], cells, values)
+        if batch:  # elements that are done keep what they have
+            outs = [jnp.where(lax.expand_dims(going, range(batch, o.ndim)), o, c) for o, c in zip(outs, carry)]
+        return outs, values
 
     init = list(operands[m:]), [c.value for c in cells]
     acts = ev.checks or any(isinstance(e, jaxlink.DebugEffect) for e in cond_jaxpr.effects)
     if not acts and not jaxlink.written_vars(cond_jaxpr):
-        outs, values = lax.while_loop(lambda s: cond(*s)[0], lambda s: body(*s), init)
+        outs, values = lax.while_loop(
+            lambda s: jnp.any(cond(*s)[0]), lambda s: body(*s, cond(*s)[0] if batch else None), init
+        )
     else:  # the condition is run once a round, and what it writes is kept, its last round's too
 
         def round_(state):
-            carry, values = body(*state[1:])
+            going, carry, values = state
+            carry, values = body(carry, values, going)
             return (*_after(cond(carry, values), carry),)
 
         def _after(result, carry):
             go_on, values = result
             return go_on, carry, values
 
-        _, outs, values = lax.while_loop(lambda s: s[0], round_, _after(cond(*init), init[0]))
+        _, outs, values = lax.while_loop(lambda s: jnp.any(s[0]), round_, _after(cond(*init), init[0]))
     _assign(cells, values)
     return outs
 
@@ -307,8 +316,9 @@ def _check_indices(ev: Evaluator, eqn, cell: Cell, indexer) -> None:
         last = (index.size - 1) * index.stride if is_slice else 0
         low, high = jnp.min(start), jnp.max(start)
         fits = (low >= -extent) & (high + last < extent) if not is_slice else (low >= 0) & (high + last < extent)
-        span = f" (size {index.size}, stride {index.stride})" if is_slice else ""
-        message = f"Index {{}}{span} runs past dimension {d} of {cell.label}, which has {extent} elements."
+        stride = f", stride={index.stride}" if is_slice and index.stride != 1 else ""
+        text = f"pl.ds(start={{}}, size={index.size}{stride})" if is_slice else "Index {}"
+        message = f"{text} runs past dimension {d} of {cell.label}, which has {count_of(extent, 'element')}."
         report(ev, fits, message, jaxlink.location_of(eqn), jnp.where(low < 0, low, high))
 
 

@@ -4,6 +4,9 @@ A window that runs past the end of its Ref is read where it fits and shifted int
 is padded as a whole. With index arrays, and for atomics, each lane's element is worked out; a lane that is off gets an
 index past the end, where XLA drops what is stored. Atomics whose result nobody reads are scatters; otherwise lanes
 take their turns in a loop, which is slow and exact.
+
+Not there yet: the eager interpreter looks at `pl.ds(start, size)` when the view is made, so it refuses one that runs
+past its Ref although a mask may switch those lanes off. Index arrays under a mask work there too.
 """
 
 from __future__ import annotations
@@ -96,14 +99,15 @@ class _Reach:
             self.span.append(span)
             self.fit.append(fit)
             self.place.append(place)
-            self.shift.append(None if known else jnp.clip(start.astype(np.int32) - place, -span, span))
+            self.shift.append(None if known else jnp.clip(jnp.asarray(start, np.int32) - place, -span, span))
             self.stride.append(stride)
 
     def _cut(self, x: jax.Array) -> jax.Array:
         if tuple(self.fit) == x.shape:
             return x
-        return lax.dynamic_slice(x, [jnp.asarray(p, np.int32) for p in self.place], self.fit,
-                                 allow_negative_indices=False)
+        return lax.dynamic_slice(
+            x, [jnp.asarray(p, np.int32) for p in self.place], self.fit, allow_negative_indices=False
+        )
 
     def load(self, x: jax.Array) -> jax.Array:
         """The window, uninitialised outside `x`."""

@@ -106,9 +106,14 @@ class Call:
 
 
 class Recorder:
-    """An observer of kernel calls: `with primitive.observing(recorder): …`; then read `calls`."""
+    """An observer of kernel calls: `with primitive.observing(recorder): …`; then read `calls`.
+
+    Attributes:
+      symbolic: how many calls had symbolic shapes (`jax.export`); these have no sizes to look at and are left out.
+    """
 
     def __init__(self) -> None:
+        self.symbolic = 0
         self._calls: dict[Any, Call] = {}
         self._by_params: dict[int, Call] = {}
 
@@ -118,6 +123,9 @@ class Recorder:
         return list(self._calls.values())
 
     def __call__(self, operands: tuple, params: dict) -> None:
+        if _is_symbolic(params["grid_mapping"]):
+            self.symbolic += 1
+            return
         call = self._by_params.get(id(params))
         if call is None or call.params is not params:
             call = self._record(params)
@@ -137,33 +145,28 @@ class Recorder:
         key = _key(params)
         call = self._calls.get(key)
         if call is None:
-            body = params["jaxpr"]
-            source = (
-                jaxlink.function_location(body.function)
-                if isinstance(body, EagerKernel)
-                else body.debug_info.func_src_info
-            )
-            call = Call(params, place_of(source)[1], jaxlink.current_location())
+            call = Call(params, _kernel_at(params["jaxpr"]), jaxlink.current_location())
             self._calls[key] = call
         if call.params is params:  # kept alive by the call, so its id stays its own
             self._by_params[id(params)] = call
         return call
 
 
-def place_of(source: str | None) -> tuple[str | None, str | None]:
-    """(function name, `file:line`) of JAX's `name at file:line`; files below the working folder as relative paths."""
-    match = re.fullmatch(r"(.*) at (.*):(\d+)", source or "", re.DOTALL)
+def _kernel_at(body: Any) -> str | None:
+    """`file:line` of a kernel function; files below the working folder as relative paths."""
+    if isinstance(body, EagerKernel):
+        return (jaxlink.defined_at(body.function) or "").partition(" (")[0] or None
+    match = re.fullmatch(r".* at (.*):(\d+)", body.debug_info.func_src_info or "", re.DOTALL)
     if match is None:
-        return source, None
-    name, file, line = match.groups()
+        return None
+    file, line = match.groups()
     relative = os.path.relpath(file) if os.path.isabs(file) else file
-    return name, f"{file if relative.startswith('..') else relative}:{line}"
+    return f"{file if relative.startswith('..') else relative}:{line}"
 
 
-def where_of(source: str | None) -> str | None:
-    """JAX's `name at file:line` as findings write it, `file:line (name)`."""
-    name, place = place_of(source)
-    return name if place is None else f"{place} ({name})"
+def _is_symbolic(mapping: GridMapping) -> bool:
+    arrays = [m.array for m in (*mapping.prefetch_mappings, *mapping.block_mappings)]
+    return any(jaxlink.is_symbolic_dim(n) for sizes in (mapping.grid, *(x.shape for x in arrays)) for n in sizes)
 
 
 def _values(operands: tuple, mapping: GridMapping) -> Values:

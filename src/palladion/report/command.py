@@ -74,10 +74,10 @@ def main(argv: Sequence[str], prepare: Callable[[], object] | None = None) -> in
     reports = _analyse(recorder.calls)
     status = 2 if failure is not None else 1 if count_levels(reports)["error"] else 0
     if options.json:
-        found = document(options.file, options.arguments, reports, status, failure)
+        found = document(options.file, options.arguments, reports, recorder.symbolic, status, failure)
         print(json.dumps(found, indent=2))
     else:
-        _print(reports, options.file, failure is not None)
+        _print(reports, options.file, recorder.symbolic, failure is not None)
     if failure is not None:
         sys.stdout.flush()
         print(explain_failure(failure, options.file), file=sys.stderr)
@@ -145,7 +145,7 @@ def _progress(steps: int, patience: float = 1.0) -> Iterator[Callable[[], None]]
             bar.stop()
 
 
-def _print(reports: Sequence[CallReport], program: str, failed: bool) -> None:
+def _print(reports: Sequence[CallReport], program: str, symbolic: int, failed: bool) -> None:
     if not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf"):
         with contextlib.suppress(AttributeError):  # a stdout that is not a text file
             sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -154,7 +154,7 @@ def _print(reports: Sequence[CallReport], program: str, failed: bool) -> None:
     with contextlib.nullcontext() if console.is_terminal else console.capture() as captured:
         for report in reports:
             print_report(console, report)
-        print_summary(console, reports, program)
+        print_summary(console, reports, program, symbolic)
         if failed:
             console.print("The program failed; the calls up to there are above.", style="bold red")
     if captured is not None:

@@ -24,6 +24,7 @@ def document(
     program: str,
     arguments: Sequence[str],
     reports: Sequence[CallReport],
+    symbolic: int,
     exit_status: int,
     failure: BaseException | None,
 ) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def document(
     Arguments:
       program, arguments: what was run.
       reports: of its calls.
+      symbolic: how many calls were left out.
       exit_status: of the check.
       failure: what ended the program, if it failed.
     """
@@ -42,6 +44,7 @@ def document(
         "exit_status": exit_status,
         "failure": None if failure is None else {"type": type(failure).__name__, "message": str(failure)},
         "counts": {f"{level}s": n for level, n in count_levels(reports).items()},
+        "symbolic": symbolic,
         "calls": [_call(report) for report in reports],
     }
 

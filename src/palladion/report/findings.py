@@ -30,7 +30,7 @@ from palladion.language.grid import BlockMapping
 from palladion.language.index_maps import MAX_POINTS, reads_prefetch
 from palladion.report import access
 from palladion.report.analysis import Analysis
-from palladion.report.calls import MAX_VALUES, element_bits, short_type, where_of
+from palladion.report.calls import MAX_VALUES, element_bits, short_type
 from palladion.report.footprint import block_shape
 from palladion.report.targets import (
     LARGEST_SCALAR_MEMORY,
@@ -46,7 +46,7 @@ from palladion.report.visits import find_revisit, find_sharing, find_unvisited
 
 def _map_location(a: Analysis, mapping: BlockMapping) -> str | None:
     """The line of an operand's index map; for a default one, the kernel's."""
-    return where_of(mapping.map_location) if mapping.map_location else _kernel_location(a)
+    return mapping.map_location or _kernel_location(a)
 
 
 def _kernel_location(a: Analysis) -> str | None:
@@ -203,7 +203,7 @@ def tpu_shapes(a: Analysis) -> Iterator[Finding]:
         ),
         (_suits_memory, "an operand in pl.ANY or HBM is passed whole: give it no block shape, and copy parts of it"),
     ):
-        refused = [m for m in a.call.grid_mapping.block_mappings if not legal(m, a.target)]
+        refused = [m for m in a.call.grid_mapping.block_mappings if math.prod(m.array.shape) and not legal(m, a.target)]
         if refused:
             yield _shapes(a, level, f"A TPU {verb}", refused, rule)
 
@@ -234,7 +234,7 @@ def triton_shapes(a: Analysis) -> Iterator[Finding]:
     refused = []
     mapping = a.call.grid_mapping
     for number, m in enumerate(mapping.block_mappings, mapping.num_prefetch):
-        if all(_is_power_of_two(n) for n in m.ref_shape):
+        if all(_is_power_of_two(n) for n in m.ref_shape) or not math.prod(m.array.shape):
             continue
         jaxpr = a.call.jaxpr
         if m.is_default_map and (jaxpr is None or not access.uses_whole(jaxpr, jaxpr.invars[number])):
@@ -314,8 +314,8 @@ def unchecked(a: Analysis) -> Iterator[Finding]:
 
 
 def _not_checked(message: str, mapping: BlockMapping | None = None) -> Finding:
-    location = None if mapping is None else where_of(mapping.map_location)
-    return Finding("not-checked", "note", message, where=location, operand=None if mapping is None else mapping.origin)
+    location, operand = (None, None) if mapping is None else (mapping.map_location, mapping.origin)
+    return Finding("not-checked", "note", message, where=location, operand=operand)
 
 
 CHECKS: tuple[Callable[[Analysis], Iterator[Finding]], ...] = (

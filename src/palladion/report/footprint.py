@@ -18,10 +18,10 @@ from typing import Any
 
 from palladion import jaxlink
 from palladion.language import cost
-from palladion.language.blocks import BoundedSlice, Element, Squeezed
+from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
 from palladion.language.grid import BlockMapping
 from palladion.language.ops import run_scoped_p
-from palladion.report.calls import Call, element_bits, where_of
+from palladion.report.calls import Call, element_bits
 from palladion.report.targets import TPUS, Limit, Target, limits, on_chip
 from palladion.report.visits import Grid, Visits
 
@@ -124,7 +124,7 @@ def footprint(call: Call, target: Target, grid: Grid | None, visits: Sequence[Vi
                 buffers=count,
                 copies=seen.copies if seen is not None and count else None,
                 moved_bytes=seen.moved_bytes if seen is not None and count else None,
-                index_map=where_of(m.map_location),
+                index_map=m.map_location,
             )
         )
     for ref in call.scratch_refs:
@@ -202,10 +202,10 @@ def _bytes(shape: Sequence[int], dtype: Any) -> int:
 
 
 def block_shape(mapping: BlockMapping) -> tuple[Any, ...]:
-    """The block shape as a user writes it: ints, "None" for squeezed dimensions, Element(...), BoundedSlice(...)."""
+    """The block shape as a user writes it: ints, "None" for squeezed dimensions, "Element(4)" and the like."""
 
     def dimension(block, size):
-        if isinstance(block, (Element, BoundedSlice)):
+        if isinstance(block, (Element, BoundedSlice, Indirect)):
             return repr(block)
         return "None" if isinstance(block, Squeezed) else size
 

@@ -41,10 +41,12 @@ def print_report(console: Console, report: CallReport) -> None:
     console.print()
 
 
-def print_summary(console: Console, reports: Sequence[CallReport], program: str) -> None:
-    """The last line: how many calls and findings."""
+def print_summary(console: Console, reports: Sequence[CallReport], program: str, symbolic: int = 0) -> None:
+    """The last line: how many calls and findings (`symbolic` calls were left out)."""
+    if symbolic:
+        console.print(f"{plural(symbolic, 'call')} with symbolic shapes (jax.export): nothing to look at.")
     if not reports:
-        console.print(f"{program} makes no kernel call.")
+        console.print(f"{program} makes no {'other ' if symbolic else ''}kernel call.")
         return
     counts = count_levels(reports)
     found = [Text(plural(n, level), style=_STYLES[level]) for level, n in counts.items() if n]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from palladion.language.blocks import BoundedSlice, Element, Squeezed
+from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
 from palladion.language.grid import BlockMapping
 from palladion.language.index_maps import MAX_POINTS, evaluate, grid_points
 from palladion.report.calls import element_bits
@@ -72,7 +72,7 @@ class Visits:
     Attributes:
       mapping: the operand.
       grid: the grid points.
-      columns: for each result of the index map, int64 [points].
+      columns: for each result of the index map, int64 [points] ([points, n] for an `Indirect(n)` dimension).
       extents: the number of values that each column can have.
       outside: how many points asked for a block outside the array.
     """
@@ -90,7 +90,8 @@ class Visits:
         outside = np.zeros(grid.points.shape[1], bool)
         pairs = mapping.indices(evaluate(mapping, grid.points, prefetch))
         for (index, size), block, (low, high) in zip(pairs, mapping.block_shape, mapping.extents):
-            outside |= (index < low) | (index > high)
+            bad = (index < low) | (index > high)
+            outside |= bad if bad.ndim == 1 else bad.any(axis=1)
             columns.append(np.clip(index, low, high))
             extents.append(high + 1)
             if size is not None:
@@ -103,12 +104,15 @@ class Visits:
         """One number for each block: int64 [points]."""
         number = np.zeros(self.grid.points.shape[1], np.int64)
         for column, extent in zip(self.columns, self.extents):
+            if column.ndim > 1:  # a list of indices: equal lists are one block
+                lists, column = np.unique(column, axis=0, return_inverse=True)
+                column, extent = column.reshape(-1), len(lists)
             number = number * extent + column
         return number
 
-    def block_name(self, point: Any) -> tuple[int, ...]:
+    def block_name(self, point: Any) -> tuple[Any, ...]:
         """The block that a point visits, as the index map gives it (clamped)."""
-        return tuple(int(column[point]) for column in self.columns)
+        return tuple(column[point].tolist() for column in self.columns)
 
     @functools.cached_property
     def runs(self) -> np.ndarray:
@@ -127,12 +131,15 @@ class Visits:
         """Bytes that those copies move; the part of a block outside the array is not moved."""
         elements = np.ones(len(self.runs), np.float64)  # float64: a product may pass 2^63
         for start, stop in self.windows(self.runs):
-            elements *= stop - start
+            elements *= (stop - start) if start.ndim == 1 else (stop - start).sum(axis=1)
         total = float(elements.sum()) * element_bits(self.mapping.array.dtype) / 8
         return round(total * self.grid.programs / max(self.grid.points.shape[1], 1))
 
     def windows(self, points: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(start, stop) in elements of the array, for each dimension, of the blocks at some points."""
+        """(start, stop) in elements of the array, for each dimension, of the blocks at some points.
+
+        For an `Indirect(n)` dimension these are [points, n]: n windows of one element.
+        """
         columns, result = iter(self.columns), []
         for block, size, n in zip(self.mapping.block_shape, self.mapping.sizes, self.mapping.array.shape):
             start: Any = next(columns)[points]
@@ -140,6 +147,8 @@ class Visits:
                 size = next(columns)[points]
             elif isinstance(block, Element):
                 start = start - block.padding[0]
+            elif isinstance(block, Indirect):
+                size = 1
             elif not isinstance(block, Squeezed):
                 start = start * size
             result.append((np.clip(start, 0, n), np.clip(start + size, 0, n)))
@@ -258,7 +267,7 @@ def find_unvisited(visits: Visits) -> Unvisited | None:
     array, dims = visits.mapping.array, visits.mapping.block_shape
     if not math.prod(array.shape):
         return None
-    if any(isinstance(b, (Element, BoundedSlice)) for b in dims):
+    if any(isinstance(b, (Element, BoundedSlice, Indirect)) for b in dims):
         return _unvisited_elements(visits)
     total = math.prod(visits.extents)
     visited = np.unique(visits.blocks)
@@ -276,6 +285,8 @@ def _unvisited_elements(visits: Visits) -> Unvisited | None:
     if math.prod(shape) > MAX_ELEMENTS:
         raise OverflowError
     windows = visits.windows(np.unique(visits.blocks, return_index=True)[1])
+    many = max((start.shape[1] for start, _ in windows if start.ndim > 1), default=1)
+    windows = [[np.repeat(x, many) if x.ndim == 1 else x.reshape(-1) for x in window] for window in windows]
     marks = np.zeros([n + 1 for n in shape], np.int32)
     for corner in np.ndindex(*[2] * len(shape)):
         np.add.at(marks, tuple(w[side] for w, side in zip(windows, corner)), (-1) ** sum(corner))

@@ -78,7 +78,9 @@ def bitcast(x: jax.Array, ty: Any, dim: int = -2) -> jax.Array:
         return lax.bitcast_convert_type(x, ty)
     if x.shape[axis] * old % new:
         raise ValueError(
-            _message(f"{x.shape[axis]} elements of {old} bits along dimension {axis} are no whole number of {new} bits.")
+            _message(
+                f"{x.shape[axis]} elements of {old} bits along dimension {axis} are no whole number of {new} bits."
+            )
         )
     x = jnp.moveaxis(x, axis, -1)
     if old < new:

@@ -47,9 +47,7 @@ def load(
     return masked.load("pltriton.load", ref, mask, other, hints)
 
 
-def store(
-    ref: Any, val: jax.Array, *, mask: jax.Array | None = None, eviction_policy: str | None = None
-) -> None:
+def store(ref: Any, val: jax.Array, *, mask: jax.Array | None = None, eviction_policy: str | None = None) -> None:
     """Store in a Ref or view; lanes where the mask is off write nothing, wherever their index points.
 
     Arguments:

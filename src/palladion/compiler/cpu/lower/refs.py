@@ -1,0 +1,324 @@
+"""Reads and writes of Refs, scoped buffers, and the kernel's own operations.
+
+A Ref is a buffer. Views (`.at`, reshape, transpose, bitcast) and indices are composed into one function from the index
+of an element of the view to its place in the buffer. Run-time indices are clamped as XLA clamps them, so that no
+kernel can touch memory outside its operands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from palladion import jaxlink
+from palladion.compiler.cpu import ir
+from palladion.compiler.cpu.lower.elementwise import scalar_op
+from palladion.compiler.cpu.lower.values import (
+    RULES,
+    Affine,
+    Index,
+    Lazy,
+    Lowering,
+    as_index,
+    clamp_index,
+    of_buffer,
+    of_const,
+    op,
+)
+from palladion.language import ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A kernel's Ref.
+
+    Attributes:
+      buf: where its elements are.
+      label: how messages call it.
+    """
+
+    buf: ir.Buf
+    label: str = "a Ref"
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """A view of a buffer: its type, where its elements are, and how they are encoded.
+
+    Attributes:
+      place: from an index of the view to one of the buffer.
+      affine: set while the view is strided.
+      cast: the buffer's dtype where the view's differs.
+    """
+
+    buf: ir.Buf
+    shape: tuple[int, ...]
+    dtype: Any
+    place: Callable[[Index], Index]
+    affine: Affine | None
+
+    def read(self) -> Lazy:
+        cast = jnp.dtype(self.dtype) != self.buf.dtype
+
+        def at(index):
+            e = ir.Load(self.buf.dtype, self.buf, self.place(index))
+            return op("bitcast", self.dtype, e) if cast else e
+
+        affine = None if cast else self.affine
+        return Lazy(self.shape, self.dtype, at, memories=frozenset([self.buf.memory]), cost=1, affine=affine)
+
+
+def _whole(ref: Ref) -> _View:
+    buf = ref.buf
+    zero = tuple(ir.index(0) for _ in buf.shape)
+    return _View(buf, buf.shape, buf.dtype, lambda index: index, Affine(buf, zero, buf.strides))
+
+
+def view_of(ctx: Lowering, eqn, ref: Ref, transforms: Sequence[Any]) -> _View:
+    """The part of a Ref that a chain of views selects."""
+    return functools.reduce(lambda v, t: _step(ctx, eqn, ref, v, t), transforms, _whole(ref))
+
+
+def _step(ctx: Lowering, eqn, ref: Ref, v: _View, transform: Any) -> _View:
+    match transform:
+        case jaxlink.NDIndexer():
+            return _indexed(ctx, eqn, ref, v, transform)
+        case jaxlink.TransposeTransform():
+            perm = transform.permutation
+            inverse = [int(i) for i in np.argsort(perm)]
+            affine = v.affine and Affine(v.buf, v.affine.base, tuple(v.affine.strides[p] for p in perm))
+            place = lambda index: v.place(tuple(index[i] for i in inverse))
+            return _View(v.buf, tuple(v.shape[p] for p in perm), v.dtype, place, affine)
+        case jaxlink.ReshapeTransform():
+            return _reshaped(v, tuple(transform.shape))
+        case jaxlink.BitcastTransform() if jnp.dtype(transform.dtype).itemsize == jnp.dtype(v.dtype).itemsize:
+            return dataclasses.replace(v, dtype=jnp.dtype(transform.dtype))
+    raise RULES.unsupported(eqn)
+
+
+def _reshaped(v: _View, shape: tuple[int, ...]) -> _View:
+    old = v.shape
+
+    def place(index):
+        linear: ir.Expr = ir.index(0)
+        for i, n in zip(index, shape):
+            linear = ir.add(ir.mul(linear, n), i)
+        parts = []
+        for d in range(len(old)):
+            inner = math.prod(old[d + 1 :])
+            q = linear if inner == 1 else _divide("div", linear, inner)
+            parts.append(q if d == 0 else _divide("rem", q, old[d]))
+        return v.place(tuple(parts))
+
+    contiguous = v.affine is not None and v.affine.strides == ir.row_major(old)
+    affine = Affine(v.buf, v.affine.base, ir.row_major(shape)) if contiguous and v.affine else None
+    return _View(v.buf, shape, v.dtype, place, affine)
+
+
+def _divide(name: str, e: ir.Expr, by: int) -> ir.Expr:
+    if isinstance(e, ir.Const):
+        return ir.index(e.value // by if name == "div" else e.value % by)
+    return ir.Op(ir.INDEX, name, (e, ir.index(by)))
+
+
+def _indexed(ctx: Lowering, eqn, ref: Ref, v: _View, indexer: Any) -> _View:
+    arrays = indexer.int_indexer_shape != ()
+    picks: list[tuple[str, Any, int, int]] = []  # kind, start or array, size, stride
+    for d, (i, n) in enumerate(zip(indexer.indices, indexer.shape)):
+        if isinstance(i, jaxlink.Slice):
+            last = (i.size - 1) * i.stride
+            picks.append(("slice", _start(ctx, eqn, ref, i.start, d, n, last), i.size, i.stride))
+        elif arrays:
+            _check(ctx, eqn, ref, i, d, n, 0)
+            picks.append(("array", ctx.keep(i) if isinstance(i, Lazy) else of_const(i, np.int32), n, 1))
+        else:
+            picks.append(("scalar", _start(ctx, eqn, ref, i, d, n, 0), 1, 1))
+    shape = tuple(indexer.get_indexer_shape())
+    kinds = [k for k, *_ in picks]
+    n_array = len(indexer.int_indexer_shape)
+    together = arrays and all(k == "array" for k in kinds[kinds.index("array") :][: kinds.count("array")])
+    front = 0 if not together else sum(k == "slice" for k in kinds[: kinds.index("array")]) if arrays else 0
+
+    def place(index):
+        array_index = index[front : front + n_array]
+        rest = iter((*index[:front], *index[front + n_array :]))
+        parts = []
+        for kind, start, n, stride in picks:
+            if kind == "slice":
+                parts.append(ir.add(ir.mul(next(rest), stride), start))
+            elif kind == "scalar":
+                parts.append(start)
+            else:
+                e = as_index(start.at(array_index if start.shape else ()))
+                parts.append(clamp_index(_wrapped(e, n), 0, n - 1))
+        return v.place(tuple(parts))
+
+    affine = None
+    if not arrays and v.affine is not None and v.affine.strides == v.buf.strides and len(picks) == len(v.affine.base):
+        base = tuple(ir.add(b, start) for b, (_, start, _, _) in zip(v.affine.base, picks))
+        strides = [s * stride for s, (k, _, _, stride) in zip(v.affine.strides, picks) if k == "slice"]
+        affine = Affine(v.buf, base, tuple(strides))
+    return _View(v.buf, shape, v.dtype, place, affine)
+
+
+def _wrapped(e: ir.Expr, n: int) -> ir.Expr:
+    """Negative indices count from the end, as NumPy has it."""
+    if isinstance(e, ir.Const):
+        return ir.index(e.value + n * (e.value < 0))
+    negative = ir.Op(np.dtype(np.bool_), "lt", (e, ir.index(0)))
+    return ir.Op(ir.INDEX, "select", (negative, ir.add(e, n), e))
+
+
+def _start(ctx: Lowering, eqn, ref: Ref, start: Any, d: int, n: int, last: int) -> ir.Expr:
+    if not isinstance(start, Lazy):
+        return ir.index(int(start) + n * (int(start) < 0))
+    _check(ctx, eqn, ref, start, d, n, last)
+    e = as_index(ctx.scalar(start))
+    return clamp_index(_wrapped(e, n), 0, max(n - 1 - last, 0))
+
+
+def _check(ctx: Lowering, eqn, ref: Ref, start: Any, d: int, n: int, last: int) -> None:
+    if not ctx.checks or not isinstance(start, Lazy):
+        return
+    from palladion.compiler.cpu.lower.host import check
+
+    size = f" (span {last + 1})" if last else ""
+    message = f"An index{size} runs past dimension {d} of {ref.label}, which has {n} elements."
+
+    def fits(e):
+        low = scalar_op("ge", np.bool_, e, ir.Const(e.dtype, 0 if last else -n))
+        return op("and", np.bool_, low, scalar_op("lt", np.bool_, e, ir.Const(e.dtype, n - last)))
+
+    from palladion.compiler.cpu.lower.reduce import reduce_axes
+
+    inside = Lazy(start.shape, np.bool_, lambda index: fits(start.at(index)), memories=start.memories, cost=start.cost + 2)
+    ok = reduce_axes(ctx, "and", inside, range(len(start.shape)), np.bool_) if start.shape else inside
+    check(ctx, ok, message, jaxlink.location_of(eqn))
+
+
+def _transforms(eqn, flat: Sequence[Any]) -> Sequence[Any]:
+    return jax.tree.unflatten(eqn.params["tree"], flat)
+
+
+@RULES.rule(jaxlink.get_p)
+def _get(ctx: Lowering, eqn, ref: Ref, *flat) -> Lazy:
+    return view_of(ctx, eqn, ref, _transforms(eqn, flat)).read()
+
+
+@RULES.rule(jaxlink.swap_p)
+def _swap(ctx: Lowering, eqn, ref: Ref, new: Lazy, *flat) -> Lazy | None:
+    view = view_of(ctx, eqn, ref, _transforms(eqn, flat))
+    old = None
+    if not isinstance(eqn.outvars[0], jaxlink.DropVar):
+        old = view.read()
+        ctx.materialise(old, copy=True)
+    store(ctx, view, new)
+    return old
+
+
+def store(ctx: Lowering, view: _View, new: Lazy) -> None:
+    """Write a value to a view."""
+    if jnp.dtype(view.dtype) != view.buf.dtype:
+        new = Lazy(
+            new.shape,
+            view.buf.dtype,
+            lambda index, x=new: op("bitcast", view.buf.dtype, x.at(index)),
+            memories=new.memories,
+            cost=new.cost + 1,
+        )
+    ctx.store(view.buf, view.shape, view.place, new)
+
+
+@RULES.rule(jaxlink.addupdate_p)
+def _addupdate(ctx: Lowering, eqn, ref: Ref, new: Lazy, *flat) -> list:
+    view = view_of(ctx, eqn, ref, _transforms(eqn, flat))
+    cast = jnp.dtype(view.dtype) != view.buf.dtype
+    if cast:
+        raise RULES.unsupported(eqn)
+    ctx.before_write(view.buf, new)
+    if view.buf.memory in new.memories:
+        ctx.materialise(new, copy=True)
+    name = "or" if new.dtype == np.bool_ else "add"
+
+    def one(index):  # in order: a repeated index counts each time
+        place = view.place(index)
+        old = ir.Load(view.buf.dtype, view.buf, place)
+        ctx.emit(ir.Store(view.buf, place, scalar_op(name, new.dtype, old, new.at(index))))
+
+    ctx.loops(view.shape, one)
+    return []
+
+
+# --- Refs made inside the kernel ------------------------------------------------------------------------------------
+def uninitialized(ctx: Lowering, buf: ir.Buf) -> None:
+    """Fill a buffer with what memory holds before it is written, as the reference interpreter has it."""
+    if jnp.issubdtype(buf.dtype, jnp.inexact):
+        value: Any = np.nan
+    elif buf.dtype == np.bool_:
+        value = False
+    else:
+        value = jnp.iinfo(buf.dtype).min
+    ctx.fill(buf, of_const(value, buf.dtype, buf.shape))
+
+
+@RULES.rule(ops.run_scoped_p)
+def _run_scoped(ctx: Lowering, eqn, *operands) -> list[Lazy]:
+    jaxpr, n = eqn.params["jaxpr"], eqn.params["num_scoped"]
+    refs = []
+    for v in jaxpr.invars[len(jaxpr.invars) - n :]:
+        buf = ir.temp(v.aval.shape, v.aval.dtype, "scoped")
+        uninitialized(ctx, buf)
+        refs.append(Ref(buf, v.aval.label))
+    outs = ctx.run(jaxpr, [*operands, *refs])
+    for out in outs:  # the buffers end here
+        if isinstance(out, Lazy) and any(r.buf.memory in out.memories for r in refs):
+            ctx.materialise(out, copy=True)
+    return outs
+
+
+@RULES.rule(jaxlink.ref_p)
+def _new_ref(ctx: Lowering, eqn, x: Lazy) -> Ref:
+    ctx.materialise(x, copy=True)
+    assert x.affine is not None
+    return Ref(x.affine.buf)
+
+
+@RULES.rule(jaxlink.empty_ref_p)
+def _empty_ref(ctx: Lowering, eqn) -> Ref:
+    aval = eqn.outvars[0].aval
+    buf = ir.temp(aval.shape, aval.dtype, "ref")
+    uninitialized(ctx, buf)
+    return Ref(buf)
+
+
+@RULES.rule(jaxlink.freeze_p)
+def _freeze(ctx: Lowering, eqn, ref: Ref) -> Lazy:
+    return of_buffer(ref.buf)
+
+
+@RULES.rule(jaxlink.free_ref_p)
+def _free_ref(ctx: Lowering, eqn, ref: Ref) -> list:
+    return []
+
+
+@RULES.rule(ops.program_id_p)
+def _program_id(ctx: Lowering, eqn) -> Lazy:
+    return ctx.ids[eqn.params["axis"]]
+
+
+@RULES.rule(ops.num_programs_p)
+def _num_programs(ctx: Lowering, eqn) -> Lazy:
+    size = ctx.sizes[eqn.params["axis"]]
+    return size if isinstance(size, Lazy) else of_const(size, np.int32)
+
+
+@RULES.rule(ops.delay_p)
+def _delay(ctx: Lowering, eqn, nanos) -> list:
+    return []

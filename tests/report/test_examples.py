@@ -1,0 +1,61 @@
+"""The examples do what they say, and `docs/check.md` shows what is printed."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from palladion.report.command import main
+from repo.tree import ROOT
+
+FINDINGS = {
+    "clean_matmul.py": {"race": "note"},
+    "reduction_first.py": {"revisited-block": "error", "race": "warning", "smem-overflow": "note"},
+    "offset_index_map.py": {"out-of-bounds": "error"},
+    "softmax.py": {},
+    "look_inside.py": {},
+    "gather_rows.py": {},
+}
+
+
+def test_every_example_is_tested():
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(FINDINGS)
+
+
+PRINTED = {
+    "clean_matmul.py": r"largest difference from jnp.dot: \d\.\de-0[4-9]",
+    "reduction_first.py": r"largest difference from jnp.dot: \d\.\de-0[4-9]",
+    "offset_index_map.py": r"wrong elements: 4096 of 8192",
+    "softmax.py": r"equals jax.nn.softmax: True\nunder vmap too: True",
+    "look_inside.py": r"all programs:\nprogram 0: .*(\n.*){3}\nonly program 2:\nprogram 2: .* up to 3007.50",
+    "gather_rows.py": r"equals x\[rows\]: True",
+}
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_what_an_example_prints_and_a_check_finds(name, monkeypatch, capfd):
+    monkeypatch.chdir(ROOT)
+    status = main(["--json", f"examples/{name}"])
+    out, err = capfd.readouterr()  # with --json, what the program prints is in err
+    found = json.loads(out)
+    assert found["failure"] is None, err
+    assert re.fullmatch(PRINTED[name], err.rstrip())
+    assert {f["kind"]: f["level"] for call in found["calls"] for f in call["findings"]} == FINDINGS[name]
+    assert status == int("error" in FINDINGS[name].values())
+
+
+def test_an_example_runs_on_its_own():
+    program = [sys.executable, "examples/gather_rows.py"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "equals x[rows]: True\n", done.stderr
+
+
+def test_the_documentation_shows_what_is_printed(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["examples/offset_index_map.py"])
+    own, _, report = capsys.readouterr().out.partition("\n")
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", (ROOT / "docs" / "check.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert own == "wrong elements: 4096 of 8192" and report == shown
