@@ -86,7 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(argv: Sequence[str]) -> int:
-    return importlib.import_module("palladion.report.command").main(list(argv))
+    def prepare() -> None:
+        dropin.install()
+        dropin.follow_environment()
+
+    return importlib.import_module("palladion.report.command").main(list(argv), prepare)
 
 
 # --- palladion run: the command line --------------------------------------------------------------------------------

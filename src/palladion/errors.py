@@ -123,7 +123,8 @@ def suggesting_keywords[F: Callable](function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in names:
-                raise mistake(TypeError, unknown_keyword(function.__name__, name, names), it_takes=", ".join(names))
+                hint = f"the keywords are {', '.join(names)}"
+                raise mistake(TypeError, unknown_keyword(function.__name__, name, names), hint=hint)
         return function(*args, **kwargs)
 
     return call  # pyright: ignore[reportReturnType]

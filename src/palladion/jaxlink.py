@@ -21,9 +21,11 @@ from typing import Any
 import jax
 from jax._src import (
     ad_checkpoint,
+    ad_util,
     api_util,
     core,
     custom_derivatives,
+    debugging,
     dispatch,
     flattree,
     pjit,
@@ -50,7 +52,11 @@ from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import partial_eval
 from jax._src.lax.control_flow import loops
+from jax._src.lax import lax as lax_internal
+from jax._src.random import prng as _prng
+from jax._src.random import threefry2x32 as _threefry
 from jax._src.state import indexing as state_indexing
+from jax._src.state import primitives as state_primitives
 from jax._src.state import types as state_types
 from jax._src.state.primitives import addupdate_p as addupdate_p
 from jax._src.state.primitives import broadcast_to as ref_broadcast_to
@@ -101,6 +107,14 @@ ReshapeTransform: Any = state_types.ReshapeTransform
 TransposeTransform: Any = state_types.TransposeTransform
 
 jit_p = pjit.jit_p
+add_any_p = ad_util.add_any_p
+ref_broadcast_to_p = state_primitives.broadcast_to_p
+empty_p = lax_internal.empty_p
+random_seed_p, random_wrap_p, random_unwrap_p = _prng.random_seed_p, _prng.random_wrap_p, _prng.random_unwrap_p
+random_bits_p, random_split_p, random_fold_in_p = _prng.random_bits_p, _prng.random_split_p, _prng.random_fold_in_p
+iota_2x32_shape_p = _prng.iota_2x32_shape_p
+threefry2x32_p, threefry2x32_lowering = _threefry.threefry2x32_p, _threefry._threefry2x32_lowering
+jax_debug_print_p = debugging.debug_print_p
 remat_p = ad_checkpoint.remat_p
 custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
@@ -222,6 +236,13 @@ def register_effect(kind: type, *, lowerable: bool = False) -> None:
         jax_effects.lowerable_effects.add_type(kind)
 
 
+@contextlib.contextmanager
+def tracing_aside():
+    """Run Python that builds something of its own while JAX lowers a program: no trace of JAX's is entered."""
+    with core.eval_context():
+        yield
+
+
 # --- source locations -------------------------------------------------------------------------------------------
 def _shorten(path: str) -> str:
     relative = os.path.relpath(path)
@@ -285,9 +306,12 @@ def as_traced(eqn: Any):
         yield
 
 
-def hide_frames(path: str) -> None:
-    """Drop the frames of a file from the tracebacks that JAX filters."""
-    traceback_util.register_exclusion(path)
+def api_boundary(fun: Callable) -> Callable:
+    """Errors that leave `fun` have JAX's and Palladion's own frames taken out of their tracebacks."""
+    return traceback_util.api_boundary(fun)
+
+
+traceback_util.register_exclusion(PACKAGE_DIR)
 
 
 # --- the pallas_call primitive ------------------------------------------------------------------------------------

@@ -97,11 +97,7 @@ def test_figures_of_every_tpu(chip):
     assert hash(info) == hash(pltpu.get_tpu_info_for_chip(chip, np.int64(1)))
     assert str(chip) == chip.value == chip.name.removeprefix("TPU_").lower()
     assert chip.num_physical_tensor_cores_per_chip == physical
-    assert (
-        (chip.is_lite, chip.supports_megacore)
-        == (bool(lite), bool(megacore))
-        == (info.is_lite, bool(megacore))
-    )
+    assert (chip.is_lite, chip.supports_megacore) == (bool(lite), bool(megacore)) == (info.is_lite, bool(megacore))
     assert (info.is_megacore, info.is_split_chip) == (False, physical == 2)
     if megacore:
         both = pltpu.get_tpu_info_for_chip(chip, 2)
@@ -111,8 +107,7 @@ def test_figures_of_every_tpu(chip):
             pltpu.get_tpu_info_for_chip(chip, cores)
         has = "1 or 2 TensorCores" if megacore else "1 TensorCore"
         assert first_line(error) == (
-            f"A logical device of a TPU {chip.value} has {has}, "
-            f"but num_tensor_cores_per_logical_device={cores}."
+            f"A logical device of a TPU {chip.value} has {has}, but num_tensor_cores_per_logical_device={cores}."
         )
 
 
@@ -180,9 +175,7 @@ def test_compute_capability_of_every_gpu():
         assert info == pltriton.GpuInfo(
             gpu_version=version, arch_name=f"{number // 10}.{number % 10}", compute_capability=number
         )
-        assert (
-            hash(info) == hash(pltriton.get_gpu_info_from_version(version)) and str(version) == version.value
-        )
+        assert hash(info) == hash(pltriton.get_gpu_info_from_version(version)) and str(version) == version.value
     assert pltriton.GpuVersion.T4.value == "Tesla T4"
     assert pltriton.GpuVersion.RTX_4090.value == "NVIDIA GeForce RTX 4090"
     assert pltriton.CUSTOM_CALL_TARGET_NAME == "__gpu$xla.gpu.triton"
@@ -243,6 +236,4 @@ def test_without_the_hardware_a_question_about_it_is_an_error():
 def test_a_gpu_that_is_not_in_the_list_says_its_capability(monkeypatch):
     device = types.SimpleNamespace(device_kind="NVIDIA L40S", platform="gpu", compute_capability="8.9")
     monkeypatch.setattr(triton_info, "current_device", lambda: device)
-    assert pltriton.get_gpu_info() == pltriton.GpuInfo(
-        gpu_version=None, arch_name="8.9", compute_capability=89
-    )
+    assert pltriton.get_gpu_info() == pltriton.GpuInfo(gpu_version=None, arch_name="8.9", compute_capability=89)

@@ -106,9 +106,7 @@ def test_wrong_transforms_are_refused():
 
 
 def test_plgpu_block_spec():
-    spec = plgpu.BlockSpec(
-        (64, 64), lambda i: (i, 0), memory_space=plgpu.SMEM, transforms=[plgpu.SwizzleTransform(64)]
-    )
+    spec = plgpu.BlockSpec((64, 64), lambda i: (i, 0), memory_space=plgpu.SMEM, transforms=[plgpu.SwizzleTransform(64)])
     assert isinstance(spec, BlockSpec) and spec.block_shape == (64, 64) and spec.memory_space is plgpu.SMEM
     assert spec.transforms == (plgpu.SwizzleTransform(64),)
     plain = plgpu.BlockSpec()
@@ -117,11 +115,7 @@ def test_plgpu_block_spec():
     assert plgpu.BlockSpec(collective_axes=["x", "y"]).collective_axes == ("x", "y")
     assert plgpu.BlockSpec(collective_axes="cluster").collective_axes == ("cluster",)
     changed = spec.replace(delay_release=2)
-    assert (
-        type(changed) is plgpu.BlockSpec
-        and changed.delay_release == 2
-        and changed.transforms == spec.transforms
-    )
+    assert type(changed) is plgpu.BlockSpec and changed.delay_release == 2 and changed.transforms == spec.transforms
     with pytest.raises(ValueError) as error:
         plgpu.BlockSpec(delay_release=-1)
     assert first_line(error) == (

@@ -49,9 +49,9 @@ def first_line(error):
         (pltriton.CompilerParams(4, 3), "CompilerParams(num_warps=4, num_stages=3)"),
         (
             pltpu.CompilerParams(("parallel", "arbitrary"), vmem_limit_bytes=64 << 20),
-            TPU_DEFAULT.replace(
-                "dimension_semantics=None", "dimension_semantics=('parallel', 'arbitrary')"
-            ).replace("vmem_limit_bytes=None", "vmem_limit_bytes=67108864"),
+            TPU_DEFAULT.replace("dimension_semantics=None", "dimension_semantics=('parallel', 'arbitrary')").replace(
+                "vmem_limit_bytes=None", "vmem_limit_bytes=67108864"
+            ),
         ),
         (
             plgpu.CompilerParams(max_concurrent_steps=2),
@@ -127,8 +127,7 @@ def test_the_base_class_cannot_be_made():
 
 _AXES = "None or a sequence with, for each grid axis, "
 _TPU_AXES = (
-    f"{_AXES}'parallel', 'arbitrary', 'core_parallel', 'subcore_parallel' or "
-    "a pltpu.GridDimensionSemantics, but "
+    f"{_AXES}'parallel', 'arbitrary', 'core_parallel', 'subcore_parallel' or a pltpu.GridDimensionSemantics, but "
 )
 _TPU, _TRITON, _GPU = pltpu.CompilerParams, pltriton.CompilerParams, plgpu.CompilerParams
 _SIM, _GPU_SIM = pltpu.InterpretParams, plgpu.InterpretGPUParams
@@ -308,8 +307,7 @@ def test_resetting_the_simulated_tpu_leaves_the_mode_alone():
         (
             pltpu,
             "make_async_copy",
-            "pltpu.make_async_copy is not built yet: "
-            "the simulated TPU and the Mosaic TPU compiler are later work.",
+            "pltpu.make_async_copy is not built yet: the simulated TPU and the Mosaic TPU compiler are later work.",
         ),
         (pltriton, "debug_barrier", "pltriton.debug_barrier is not built yet: the Triton compiler is later work."),
         (pltpu, "TPUCompilerParams", "module 'palladion.tpu' has no attribute 'TPUCompilerParams'"),
@@ -334,8 +332,7 @@ def test_all_names_are_there(module):
 
 def test_the_parameter_classes_say_which_dialect_they_are_of():
     dialects = [
-        c.__module__.split(".")[-2]
-        for c in (pltpu.CompilerParams, pltriton.CompilerParams, plgpu.CompilerParams)
+        c.__module__.split(".")[-2] for c in (pltpu.CompilerParams, pltriton.CompilerParams, plgpu.CompilerParams)
     ]
     assert dialects == ["tpu", "triton", "gpu"]
     assert issubclass(pltpu.LoweringException, Exception)

@@ -231,14 +231,14 @@ def test_a_slice_that_starts_at_a_multiple_of_the_block_keeps_plain_blocks():
     scalar = jnp.int32(1)
 
     def pulled(i):
-        fn, values, scalars = fuser.get_fusion_values(lambda: lax.dynamic_slice(W[0], (0, i * 128), (64, 128)))
+        fn, values, scalars = fuser.get_fusion_values(lambda: lax.dynamic_slice(W[0], (i * 0, i * 128), (64, 128)))
         options = dict(grid_len=2, scalar_prefetch_handler=fuser.make_scalar_prefetch_handler(0))
         return fuser.pull_block_spec(fn, block_of((16, 128), 2), **options)(values)[1][0][0].block_shape, len(scalars)
 
     shapes = []
     jax.jit(lambda i: shapes.append(pulled(i)))(scalar)
     assert shapes == [((None, 16, 128), 1)]
-    check_input(lambda w, i: lax.dynamic_slice(w[0], (0, i * 128), (64, 128)), (W, scalar), (16, 128))
+    check_input(lambda w, i: lax.dynamic_slice(w[0], (i * 0, i * 128), (64, 128)), (W, scalar), (16, 128))
 
 
 def test_scalars_for_blocks_before_and_after_the_kernel():

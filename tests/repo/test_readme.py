@@ -85,7 +85,7 @@ def ask_by_command(command: str, folder) -> None:
         "def kernel(x_ref, o_ref): o_ref[...] = x_ref[...]\n"
         "x = jnp.ones((8, 128))\n"
         "out = pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)\n"
-        "assert pl.__name__.startswith('palladion'), pl\n"
+        "assert pl.pallas_call.__module__.startswith('palladion'), pl\n"
     )
     words = command.replace("FILE", str(program)).split()
     assert words[0] == "palladion"

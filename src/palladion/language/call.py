@@ -116,7 +116,7 @@ def pallas_call(
     functools.update_wrapper(call, kernel, assigned=("__name__", "__qualname__", "__module__"), updated=())
     call.__doc__ = f"The kernel call {setup.name!r} (palladion.pallas_call): a function of the kernel's operands."
     del call.__wrapped__
-    return call
+    return jaxlink.api_boundary(call)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

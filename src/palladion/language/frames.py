@@ -99,7 +99,7 @@ def required(operation: str) -> Frame:
         else:
             hint = "call it in the function given to pl.pallas_call, or in what that calls"
         where = f"in {stack[-1]}" if stack else "outside a kernel"
-        raise mistake(ValueError, f"{operation} can only be used inside a kernel; it was called {where}.", hint=hint)
+        raise mistake(ValueError, f"pl.{operation} can only be used inside a kernel; it was called {where}.", hint=hint)
     return frame
 
 

@@ -369,7 +369,8 @@ def _as_index(value, what, location):
             kind, hint = kind_of(value), "an index map returns integers: // instead of /, .astype(jnp.int32) of a bool"
         raise mistake(ValueError, f"{what.format(kind)}; it must be an integer scalar.", where=location, hint=hint)
     if not isinstance(value, jax.Array) and not -(2**31) <= int(value) < 2**31:
-        raise mistake(ValueError, f"{what.format(value)}, which is not a 32-bit integer.", where=location)
+        hint = "block numbers and offsets are 32-bit integers; a larger array needs several calls"
+        raise mistake(ValueError, f"{what.format(value)}, which is not a 32-bit integer.", where=location, hint=hint)
     return jnp.asarray(value).astype(jnp.int32) if isinstance(value, jax.Array) else np.int32(value)
 
 

@@ -57,13 +57,14 @@ def strides_from_shape(shape: Sequence[int]) -> tuple[int, ...]:
 def broadcast_to(a: Any, shape: Sequence[int]) -> jax.Array:
     """`a` repeated to `shape` by NumPy's rules, as one operation that every target knows."""
     a, shape = jnp.asarray(a), tuple(operator.index(n) for n in shape)
-    if np.broadcast_shapes(a.shape, shape) != shape:
+    lead = len(shape) - a.ndim
+    if lead < 0 or any(have not in (1, want) for have, want in zip(a.shape, shape[lead:])):
         raise mistake(
             ValueError,
             f"An array of shape {a.shape} cannot be broadcast to {shape}.",
             hint="dimensions are matched from the last; each must be equal or 1",
         )
-    return lax.broadcast_in_dim(lax.reshape(a, (1,) * (len(shape) - a.ndim) + a.shape), shape, tuple(range(len(shape))))
+    return lax.broadcast_in_dim(lax.reshape(a, (1,) * lead + a.shape), shape, tuple(range(len(shape))))
 
 
 def empty(shape: Any, dtype: Any, *, out_sharding: Any = None) -> jax.Array:
@@ -97,7 +98,7 @@ def empty_ref_like(x: Any) -> Any:
       x: a pytree of `jax.ShapeDtypeStruct`s, or of memory types such as `pltpu.VMEM(shape, dtype)`.
 
     Raises:
-      TypeError: a leaf has no shape and dtype.
+      TypeError: a leaf has no shape and dtype. NotImplementedError: a memory type outside jit.
     """
 
     def one(y):
@@ -105,7 +106,13 @@ def empty_ref_like(x: Any) -> Any:
             hint = "jax.ShapeDtypeStruct(shape, dtype), or pltpu.VMEM(shape, dtype)"
             raise mistake(TypeError, f"pl.empty_ref_like takes array types, not {kind_of(y)}.", hint=hint)
         space = y.memory_space if isinstance(y, MemoryRef) else None
-        return jax.empty_ref(jax.ShapeDtypeStruct(y.shape, y.dtype), memory_space=space)
+        try:
+            return jax.empty_ref(jax.ShapeDtypeStruct(y.shape, y.dtype), memory_space=space)
+        except NotImplementedError:  # JAX has Refs without contents only under jit
+            if space is None:
+                return jax.new_ref(empty(y.shape, y.dtype))
+            headline = f"A Ref in {space} exists only inside jit."
+            raise mistake(NotImplementedError, headline, hint="call pl.empty_ref_like in a jitted function") from None
 
     return jax.tree.map(one, x, is_leaf=_is_array_type)
 

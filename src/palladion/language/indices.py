@@ -206,14 +206,9 @@ def _checked_slice(name: str, item: Slice, dim: int, size: int) -> Slice:
             IndexError, f"{text} of {name} is not a slice.", "sizes are not negative, and strides are positive"
         )
     if (last >= size > 0 and length) or (not item.is_dynamic_start and not 0 <= start <= max(size - last - 1, 0)):
-        fits = (
-            f"a start of at most {size - last - 1} fits"
-            if last < size
-            else f"a size of at most {-(-size // step)} fits"
-        )
-        raise refusal(
-            IndexError, f"{text} runs past dimension {dim} of {name}, which has {count_of(size, 'element')}.", fits
-        )
+        most = f"a start of at most {size - last - 1}" if last < size else f"a size of at most {-(-size // step)}"
+        headline = f"{text} runs past dimension {dim} of {name}, which has {count_of(size, 'element')}."
+        raise refusal(IndexError, headline, f"{most} fits; a ragged tail needs a mask")
     return Slice(start, int(length), int(step))
 
 

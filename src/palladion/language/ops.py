@@ -173,10 +173,14 @@ def loop(
             ),
         )
         static = all(isinstance(b, (int, np.integer)) for b in (lower, upper, step))
-        rounds = max(-(-(int(upper) - int(lower)) // int(step)), 0) if static else _rounds(lower, upper, step)
+        if static:
+            first, rounds = 0, max(-(-(int(upper) - int(lower)) // int(step)), 0)
+        else:
+            first, rounds = _rounds(lower, upper, step)
 
         def one_round(n, carry):
             i = lower + n * step
+            i = i if static else lax.convert_element_type(i, jnp.result_type(lower, upper, step))
             if init_carry is not None:
                 return body(i, carry)
             if (result := body(i)) is not None:
@@ -188,13 +192,16 @@ def loop(
                 )
             return None
 
-        return lax.fori_loop(0, rounds, one_round, init_carry, unroll=unroll)
+        return lax.fori_loop(first, rounds, one_round, init_carry, unroll=unroll)
 
     return decorate
 
 
-def _rounds(lower, upper, step):
-    return jnp.maximum(lax.div(upper - lower + step - 1, jnp.asarray(step, jnp.result_type(lower, upper, step))), 0)
+def _rounds(lower: Any, upper: Any, step: Any) -> tuple[jax.Array, jax.Array]:
+    """0 and the number of rounds, in a signed type of at least 32 bits: a difference of int8 may not fit int8."""
+    wide = jaxlink.canonicalize_dtype(jnp.promote_types(jnp.result_type(lower, upper, step), jnp.int32))
+    lower, upper, step = (lax.convert_element_type(b, wide) for b in (lower, upper, step))
+    return jnp.zeros((), wide), jnp.maximum(lax.div(upper - lower + step - 1, step), 0)
 
 
 # --- scoped buffers -------------------------------------------------------------------------------------------------

@@ -310,8 +310,9 @@ for _name in ("eq", "ne"):  # of views, == compares the objects, as in JAX
 for _class, _name, _refuse in (
     (KernelRef, "_iter", staticmethod(_raising("iterate over", hint=_ROWS))),
     (RefView, "__iter__", _raising("iterate over", hint=_ROWS)),
-    (RefView, "__jax_array__", _raising("compute with")),  # what jnp.sin(view) asks for
-    (RefView, "__array__", _raising("compute with")),  # what np.sin(view) asks for
+    (KernelRef, "__jax_array__", jaxlink.aval_method(_raising("compute with"))),  # what jnp.sin(x_ref) asks for
+    (RefView, "__jax_array__", _raising("compute with")),
+    (RefView, "__array__", _raising("compute with")),  # and np.sin
 ):
     setattr(_class, _name, _refuse)
 

@@ -332,7 +332,7 @@ class Layout:
             make_block_mapping(whole, a, grid, origin=label)
             for a, label in zip(flat[:n_pre_leaves], labels["scalar-prefetch operand"])
         )
-        scratch = [*jax.tree.leaves(scratch_args, is_leaf=_is_array_type), *scratch_kwargs.values()]
+        scratch = jax.tree.leaves((scratch_args, scratch_kwargs), is_leaf=_is_array_type)
         return cls(
             prefetch=prefetch,
             prefetch_tree=jax.tree.structure(operands[:n_prefetch]),
@@ -347,7 +347,7 @@ class Layout:
 
 def _scratch(shapes: Any, name: str) -> tuple[tuple, dict[str, Any]]:
     if isinstance(shapes, Mapping):
-        return (), {str(k): v for k, v in shapes.items()}
+        return (), {str(k): shapes[k] for k in sorted(shapes, key=str)}  # the order in which pytrees flatten a dict
     if isinstance(shapes, (tuple, list)):
         return tuple(shapes), {}
     what = "one buffer type" if hasattr(shapes, "get_ref_aval") else kind_of(shapes)

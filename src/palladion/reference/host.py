@@ -9,8 +9,8 @@ whose last lines are ours.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,8 +22,7 @@ from palladion import jaxlink
 from palladion.errors import KernelCheckError, explain
 from palladion.language import ops
 
-_lock = threading.Lock()
-_failures: list[KernelCheckError] = []
+_failures: collections.deque[KernelCheckError] = collections.deque(maxlen=256)  # other threads' among them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +54,7 @@ class Check:
         values, point = rest[: self.n_values], tuple(int(i) for i in rest[self.n_values :])
         text = self.message.format(*(np.asarray(v) for v in values))
         failure = KernelCheckError(explain(text, where=self.where, grid_point=point or None))
-        with _lock:
-            _failures.append(failure)
+        _failures.append(failure)
         raise failure
 
 
@@ -95,15 +93,13 @@ jaxlink.mlir.register_lowering(host_p, _lower, cacheable=False)
 
 def run_checked(run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
     """Run a compiled call to its end; raise its first failed check as it was raised on the host."""
-    with _lock:
-        _failures.clear()
     try:
         outs = jax.block_until_ready(run())
         jax.effects_barrier()
         return outs
-    except jax.errors.JaxRuntimeError as error:
-        with _lock:
-            failure = _failures[0] if _failures else None
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # ValueError: from the second call on
+        text = str(error)
+        failure = next((f for f in reversed(tuple(_failures)) if str(f) in text), None)
         if failure is None:
             raise
         raise failure from error

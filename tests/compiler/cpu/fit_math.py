@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-import sys
 from collections.abc import Callable
 
 import mpmath as mp

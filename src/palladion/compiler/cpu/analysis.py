@@ -26,17 +26,22 @@ _CALLS = {jaxlink.jit_p: "jaxpr", jaxlink.remat_p: "jaxpr"}
 _CALLS |= dict.fromkeys((jaxlink.custom_jvp_call_p, jaxlink.custom_vjp_call_p), "call_jaxpr")
 
 
+def _is_var(atom: Any) -> bool:
+    return not isinstance(atom, jaxlink.Literal)
+
+
 def written_in_any_case(jaxpr: Any, var: Any) -> bool:
     """Whether the kernel stores all of a Ref before it reads any of it, whatever its branches do."""
     return _first_use(jaxpr, var) == "written"
 
 
 def _first_use(jaxpr: Any, var: Any) -> str | None:
+    used = {v for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for v in atoms if _is_var(v)}
     for eqn in jaxpr.eqns:
         if not any(v is var for v in eqn.invars):
             continue
         if eqn.primitive is jaxlink.swap_p and len(eqn.invars) == 2:
-            unused = isinstance(eqn.outvars[0], jaxlink.DropVar)
+            unused = eqn.outvars[0] not in used
             return "written" if unused else "other"
         if eqn.primitive in _CALLS:
             inner = eqn.params[_CALLS[eqn.primitive]]

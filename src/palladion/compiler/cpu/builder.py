@@ -388,6 +388,17 @@ def repeat_while(b: ir.IRBuilder, carry: Sequence[Value]) -> Iterator[Any]:
     b.position_at_end(after)
 
 
+def _merge(b: ir.IRBuilder, results: list[list[Value]], ends: list[Any]) -> list[Value]:
+    """One phi for each result of several ways that lead here."""
+    merged = []
+    for values in zip(*results, strict=True):
+        phi = b.phi(values[0].type)
+        for value, end in zip(values, ends):
+            phi.add_incoming(value, end)
+        merged.append(phi)
+    return merged
+
+
 def branch(
     b: ir.IRBuilder,
     cond: Value,
@@ -403,13 +414,7 @@ def branch(
             with side:
                 results.append(list(emit()))
                 ends.append(b.block)
-    merged = []
-    for values in zip(*results, strict=True):
-        phi = b.phi(values[0].type)
-        for value, end in zip(values, ends):
-            phi.add_incoming(value, end)
-        merged.append(phi)
-    return merged
+    return _merge(b, results, ends)
 
 
 def switch(b: ir.IRBuilder, index: Value, cases: Sequence[Callable[[], Sequence[Value]]]) -> list[Value]:
@@ -427,10 +432,4 @@ def switch(b: ir.IRBuilder, index: Value, cases: Sequence[Callable[[], Sequence[
         ends.append(b.block)
         b.branch(after)
     b.position_at_end(after)
-    merged = []
-    for values in zip(*results, strict=True):
-        phi = b.phi(values[0].type)
-        for value, end in zip(values, ends):
-            phi.add_incoming(value, end)
-        merged.append(phi)
-    return merged
+    return _merge(b, results, ends)

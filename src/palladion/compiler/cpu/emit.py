@@ -102,6 +102,8 @@ class Emitter:
             self._if(s)
         elif isinstance(s, ir.While):
             self._while(s)
+        elif isinstance(s, ir.Define):
+            self.define(s.var, self.value(s.value))
         else:
             self._special(self, s)
             self._forget(frozenset(m.memory for m in ir.writes([s])))
@@ -126,7 +128,7 @@ class Emitter:
                 del level.memo[key]
 
     @contextlib.contextmanager
-    def _branch(self):
+    def branch(self):
         """Code that may not run: what it computes at the current level is not known afterwards."""
         level = self._levels[-1]
         saved = dict(level.memo)
@@ -222,7 +224,7 @@ class Emitter:
             chosen.add_case(const(k), case)
         for case, stmts in zip(cases, s.branches):
             self.b.position_at_end(case)
-            with self._branch():
+            with self.branch():
                 self.block(stmts)
             self.b.branch(after)
         self.b.position_at_end(after)
@@ -267,9 +269,11 @@ class Emitter:
         if depth == len(self._levels) - 1:
             yield
             return
-        block = self._levels[depth + 1].before
-        with self.b.goto_block(block):
-            yield
+        b, block = self.b, self._levels[depth + 1].before
+        home, at_end = b.block, b.block.terminator is None
+        b.position_before(block.terminator) if block.terminator is not None else b.position_at_end(block)
+        yield
+        b.position_at_end(home) if at_end else b.position_before(home.terminator)
 
     def _compute(self, e: ir.Expr, varying: bool, lane0: bool) -> Any:
         if isinstance(e, ir.Var):
@@ -305,6 +309,10 @@ class Emitter:
     def _from_memory(self, value: Any, buf: ir.Buf) -> Any:
         ty = like(dtypes.held(buf.dtype), value.type)
         return value if value.type == ty else self.b.icmp_unsigned("!=", value, const(0, value.type))
+
+    def place(self, buf: ir.Buf, index: tuple[ir.Expr, ...]) -> Any:
+        """The address of an element."""
+        return self._address(buf, index)[0]
 
     # --- addresses ------------------------------------------------------------------------------------------------
     def _linear(self, buf: ir.Buf, index: ir.Expr | tuple) -> ir.Expr:

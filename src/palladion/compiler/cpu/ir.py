@@ -37,7 +37,8 @@ class Buf:
       name: for the printer and for messages.
       shape, dtype: of the array it holds.
       strides: in elements, one for each dimension.
-      kind: "window" (of an operand, set up for each program), "scratch" (kept from program to program) or "temp".
+      kind: "window" (of an operand, set up for each program), "array" (a whole operand), "scratch" (kept from program
+        to program), "const" (data of the module) or "temp".
       memory: buffers with the same token may overlap; a temporary has one of its own.
       root: the buffer whose memory this one shows in another shape, or None.
     """
@@ -73,7 +74,8 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 def temp(shape: Sequence[int], dtype: Any, name: str = "t", kind: str = "temp") -> Buf:
     """A fresh contiguous buffer in the arena."""
     number = next(_numbers)
-    return Buf(f"{name}{number}", tuple(shape), jnp.dtype(dtype), row_major(shape), kind, number)
+    shape = tuple(map(int, shape))
+    return Buf(f"{name}{number}", shape, jnp.dtype(dtype), row_major(shape), kind, number)
 
 
 # --- expressions ----------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def index(value: int) -> Const:
 
 def add(a: Expr, b: Expr | int) -> Expr:
     """Index addition, folded where an operand is known."""
-    b = index(b) if isinstance(b, int) else b
+    b = b if isinstance(b, Expr) else index(b)
     if isinstance(a, Const) and isinstance(b, Const):
         return index(a.value + b.value)
     if isinstance(b, Const) and b.value == 0:
@@ -258,6 +260,23 @@ class HostCall(Stmt):
     values: tuple[Buf, ...]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Define(Stmt):
+    """Give a variable its value."""
+
+    var: Var
+    value: Expr
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Point(Stmt):
+    """From here on `buf` begins at an element of `array`."""
+
+    buf: Buf
+    array: Buf
+    index: tuple[Expr, ...]
+
+
 Block = tuple[Stmt, ...]
 
 
@@ -265,6 +284,10 @@ def stmt_exprs(s: Stmt) -> tuple[Expr, ...]:
     """The expressions that a statement itself evaluates (not those of statements inside it)."""
     if isinstance(s, Store):
         return (*s.index, s.value)
+    if isinstance(s, Define):
+        return (s.value,)
+    if isinstance(s, Point):
+        return s.index
     if isinstance(s, For):
         return () if isinstance(s.extent, int) else (s.extent,)
     if isinstance(s, If):
@@ -284,7 +307,7 @@ def stmt_blocks(s: Stmt) -> tuple[Block, ...]:
         return s.branches
     if isinstance(s, While):
         return (s.before, s.body)
-    return ()
+    return (s.body,) if hasattr(s, "body") else ()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def statements(block: Sequence[Stmt]) -> Iterator[Stmt]:
@@ -355,6 +378,10 @@ def _render(s: Stmt, indent: str) -> str:
     deeper = indent + "  "
     if isinstance(s, Store):
         return f"{indent}{s.buf}[{', '.join(map(show, s.index))}] = {show(s.value)}\n"
+    if isinstance(s, Define):
+        return f"{indent}{s.var.name} = {show(s.value)}\n"
+    if isinstance(s, Point):
+        return f"{indent}{s.buf} = {s.array}[{', '.join(map(show, s.index))}:]\n"
     if isinstance(s, For):
         order = " in order" * s.ordered + " reversed" * s.reverse
         return f"{indent}for {s.var.name} < {show(s.extent)}{order}:\n{render(s.body, deeper)}"

@@ -13,14 +13,17 @@ cache. And a block of B, kept in L2, is the outermost thing packed: programs of 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import math
+import pathlib
 
 from palladion.compiler.cpu import target
 from palladion.compiler.cpu.builder import is_float, size_of
 from palladion.compiler.cpu.matmul_tile import Kind, kinds
 from palladion.compiler.cpu.pack import STORED, Operand
 
-L1_WAYS, L1_SETS, LINE = 8, 64, 64  # the least associative L1 of current x86 cores; 64 sets span a page on all of them
+L1_SETS, LINE = 64, 64  # of the L1 cache: sets and bytes of a line; together a page, on all current cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Plan:
     columns: int
     partial: bool
     cost: float
-    host: target.Host
+    host: target.Host = dataclasses.field(repr=False)
 
     @property
     def a(self) -> Operand:
@@ -140,14 +143,30 @@ class Plan:
 def tile_shape(host: target.Host, kind: Kind, m: int) -> tuple[int, int]:
     """Rows and vectors of the tile: sums, a row's vectors of B and one broadcast of A must fit in the registers.
 
-    13 x 2 on AVX-512, 6 x 2 on AVX2, 8 x 3 on NEON; fewer rows leave room for more vectors. Rows are shared out evenly
-    among the panels, so that 64 rows are four panels of 13 and one of 12 and not 13, 13, 13, 13, 12 by luck.
+    12 x 2 on AVX-512, 6 x 2 on AVX2, 8 x 3 on NEON; fewer rows leave room for more vectors. Rows are shared out evenly
+    among the panels: 64 are four panels of 11 and two of 10, not five of 12 and one of 4.
     """
-    spare = 1 if host.fma and is_float(kind.acc) or kind.group > 1 else 3  # a product that is not fused needs room
+    spare = 1 if (host.fma and is_float(kind.acc)) or kind.group > 1 else 3  # a product that is not fused needs room
     free = host.registers - spare
-    most = 4 if free < 15 else 6 if free < 30 else 8 if host.vector_bytes == 16 else 13
+    most = 4 if free < 15 else 6 if free < 30 else 8 if host.vector_bytes == 16 else 12
     rows = -(-m // -(-m // most))
+    if rows == 1:  # bound by memory: long runs of each row of B, whose vectors need no registers of their own
+        return 1, max(1, free - 4) * 3 // 4
     return rows, max(1, min(8, free // (rows + 1)))
+
+
+_CONVERSION = {"float8_e5m2": 1.5, "float8_e4m3fn": 4.0}  # cycles a vector, where it is more than an instruction or two
+
+
+@functools.cache
+def _l1_ways() -> int:
+    """Lines of the L1 data cache that can have the same place in a page: 8 of 32 KB, 12 of 48 KB."""
+    cache = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index0")
+    try:
+        kind, size = (cache / "type").read_text().strip(), (cache / "size").read_text().strip()
+    except OSError:  # some containers hide it
+        return 8
+    return max(8, 1024 * int(size[:-1]) // (L1_SETS * LINE)) if kind == "Data" and size.endswith("K") else 8
 
 
 def _crowded(line: int, element: int, lines: int, elements: int, nbytes: int) -> bool:
@@ -156,13 +175,13 @@ def _crowded(line: int, element: int, lines: int, elements: int, nbytes: int) ->
     sets = [0] * L1_SETS
     for cache_line in seen:
         sets[cache_line % L1_SETS] += 1
-    return max(sets) > L1_WAYS
+    return max(sets) > _l1_ways()
 
 
 def _split(total: int, most: int, multiple: int) -> int:
     """The size of equal parts of at most `most`, rounded up to a multiple."""
-    parts = max(1, -(-total // most))
-    return -(-(-(-total // parts)) // multiple) * multiple
+    part = math.ceil(total / max(1, math.ceil(total / most)))
+    return math.ceil(part / multiple) * multiple
 
 
 def _tiles(spec: MatmulSpec, swapped: bool, kind: Kind, host: target.Host) -> list[Plan]:
@@ -175,7 +194,8 @@ def _tiles(spec: MatmulSpec, swapped: bool, kind: Kind, host: target.Host) -> li
     wide = -(-spec.n // lanes)
     panels, tiles = -(-spec.m // rows), -(-wide // vectors)
     most = 2048 // size_of(kind.lane)
-    slices = -(-(-(-spec.k // group)) // most)
+    total_steps = -(-spec.k // group)
+    slices = -(-total_steps // most)
     depth = spec.k if slices == 1 else _split(spec.k, most * group, 8 * group)
     steps = -(-depth // group)
     nr, budget = lanes * vectors, 512 * 1024 if host.vector_bytes == 64 else 256 * 1024
@@ -194,7 +214,6 @@ def _tiles(spec: MatmulSpec, swapped: bool, kind: Kind, host: target.Host) -> li
         else:
             direct_a = abs(row) == 1 and not _crowded(row, col, rows, min(steps, 64), nbytes)
     a_mode = "direct" if direct_a else "rows" if col == 1 else "side" if row == 1 else "elements"
-    total_steps = -(-spec.k // group)
     per_element = {"direct": 0.0, "rows": 1.5 / lanes, "side": 1.5 * group / rows, "elements": 2.5 * group}[a_mode]
     a_cost = blocks * spec.m * total_steps * per_element
 
@@ -212,11 +231,14 @@ def _tiles(spec: MatmulSpec, swapped: bool, kind: Kind, host: target.Host) -> li
     compute = spec.m * wide * total_steps * loads / 2
     store = slices * spec.m * (wide if spec.c[1] == 1 else 2.0 * spec.n)
     calls = 12.0 * slices * panels * tiles
+    wide_host = host.vector_bytes == 64  # AVX-512 cores shift and convert while they multiply
     for b_mode in modes:
         vector_steps = total_steps * wide
         b_cost = {
-            "direct": vector_steps * panels * (0.15 if same_b else 1.0),
-            "side": vector_steps * (1.0 + group * (0.5 if same_b else 1.0)),
+            "direct": vector_steps
+            * panels
+            * (0.35 if same_b else _CONVERSION.get(spec.b_dtype, 0.35 if wide_host else 1.0)),
+            "side": vector_steps * (1.5 + group * (2.0 if same_b else 2.5)),
             "transpose": vector_steps * 4.0,
             "elements": 2.0 * spec.k * spec.n,
         }[b_mode]

@@ -26,6 +26,7 @@ from palladion.compiler.cpu.builder import (
     add_up,
     const,
     define,
+    extract,
     f32,
     f64,
     fma,
@@ -97,7 +98,9 @@ def kinds(a: str, b: str, c: str, host: target.Host) -> list[Kind]:
     """
     sorts = {is_float(STORED[x]) or "float" in x for x in (a, b, c)}
     if len(sorts) != 1:
-        raise ValueError(f"no matrix product of {a} and {b} gives {c}: convert the operands to one sort of number first")
+        raise ValueError(
+            f"no matrix product of {a} and {b} gives {c}: convert the operands to one sort of number first"
+        )
     bits = 8 * host.vector_bytes
     found = []
     if sorts == {True}:
@@ -238,7 +241,7 @@ def emit_tile(
 
     def write(add: bool) -> None:
         values = [acc[r * nv : (r + 1) * nv] for r in range(rows)]
-        _write_tile(b, host, c, c0, values, columns, lanes, add)
+        write_tile(b, host, c, c0, values, columns, lanes, add)
 
     if c.add is None:
         with b.if_else(b.icmp_signed("!=", first, const(0))) as sides:
@@ -251,7 +254,9 @@ def emit_tile(
     return function
 
 
-def _combined(b: ir.IRBuilder, host: target.Host, c: Result, value: Value, old: Callable[[], Value], add: bool) -> Value:
+def _combined(
+    b: ir.IRBuilder, host: target.Host, c: Result, value: Value, old: Callable[[], Value], add: bool
+) -> Value:
     """The new stored value(s) of C."""
     if add:
         before = widen(b, old(), c.dtype, scalar_of(value.type), host)
@@ -259,7 +264,7 @@ def _combined(b: ir.IRBuilder, host: target.Host, c: Result, value: Value, old: 
     return narrow(b, value, c.dtype, host)
 
 
-def _write_tile(
+def write_tile(
     b: ir.IRBuilder,
     host: target.Host,
     c: Result,
@@ -279,6 +284,8 @@ def _write_tile(
                 value = _combined(b, host, c, value, old, add)
                 if count == lanes:
                     store(b, value, address)
+                elif count == 1:  # LLVM 22 makes one lane of a masked store of narrowed values a store of a wide one
+                    store(b, extract(b, value, 0), address)
                 else:
                     mask = const([lane < count for lane in range(lanes)], vec(ir.IntType(1), lanes))
                     masked_store(b, value, address, mask)

@@ -35,6 +35,7 @@ from palladion.compiler.cpu.builder import (
     i16,
     i32,
     i64,
+    intrinsic,
     lanes_of,
     like,
     load,
@@ -105,6 +106,8 @@ def narrow(b: ir.IRBuilder, x: Value, dtype: str, host: target.Host) -> Value:
         return b.trunc(x, to)
     if dtype == "float32":
         return b.fptrunc(x, to)
+    if scalar_of(x.type) == f64:
+        x = _to_odd(b, x)
     if dtype == "float16":
         return _float_to_half(b, x, host)
     if dtype != "bfloat16":
@@ -115,6 +118,20 @@ def narrow(b: ir.IRBuilder, x: Value, dtype: str, host: target.Host) -> Value:
     rounded = b.lshr(b.add(bits, b.add(odd, const(0x7FFF, wide))), const(16, wide))
     quiet = b.or_(b.lshr(bits, const(16, wide)), const(0x40, wide))
     return b.trunc(select(b, b.fcmp_unordered("uno", x, x), quiet, rounded), to)
+
+
+def _to_odd(b: ir.IRBuilder, x: Value) -> Value:
+    """f64 to f32 so that a second rounding gives what one would have: inexact results get an odd last bit."""
+    bits = like(i32, x.type)
+    near = b.fptrunc(x, like(f32, x.type))
+    back = b.fpext(near, x.type)
+    fabs = lambda value: intrinsic(b, x.type, "fabs", value)
+    up = b.fcmp_ordered("<", fabs(back), fabs(x))
+    down = b.fcmp_ordered(">", fabs(back), fabs(x))
+    change = select(b, up, const(1, bits), select(b, down, const(-1, bits), const(0, bits)))
+    near = b.bitcast(near, bits)
+    odd = b.icmp_unsigned("!=", b.and_(near, const(1, bits)), const(0, bits))
+    return b.bitcast(select(b, odd, near, b.add(near, change)), like(f32, x.type))
 
 
 def _has_half(host: target.Host) -> bool:
@@ -281,7 +298,7 @@ def pack_side_by_side(
 
 
 def transposer(module: Any, name: str, op: Operand, stride: int) -> Callable[..., None]:
-    """How to pack lines that are contiguous along k in the order "steps": a vector of lines, a vector of steps at a time.
+    """How to pack lines that are contiguous along k in the order "steps", in square blocks of vectors.
 
     Arguments: stride: lanes from step to step of the packed operand.
     Returns: `pack(b, src, dst, lines, count)` that emits the packing of up to `op.lanes` lines of `count` elements;

@@ -62,8 +62,7 @@ class Program:
     Attributes:
       ids: the program's index along each grid axis (int32 variables).
       sizes: the grid; variables for dynamic axes.
-      head: statements that compute what the index maps need.
-      bounds: the variables that the head defines, in order, with their values.
+      head: statements that find the windows: index maps, the variables and the windows' places.
       inside: whether every window lies inside its array (None: always).
       inner, edge: the two versions; edge is None when it is never needed.
       scratch: buffers that keep their contents from program to program.
@@ -73,7 +72,6 @@ class Program:
     ids: tuple[ir.Var, ...]
     sizes: tuple[Any, ...]
     head: tuple[ir.Stmt, ...]
-    bounds: tuple[tuple[ir.Var, ir.Expr], ...]
     inside: ir.Expr | None
     inner: Version | None
     edge: Version | None
@@ -107,7 +105,6 @@ class Builder:
         self.ids = tuple(ir.Var(_INT32, f"id{a}") for a in range(len(gm.grid)))
         dynamic = iter(range(gm.num_dynamic))
         self.sizes = tuple(ir.Var(_INT32, f"size{next(dynamic)}") if n is None else n for n in gm.grid)
-        self.bounds: list[tuple[ir.Var, ir.Expr]] = []
         n_refs = gm.num_prefetch + len(gm.block_mappings)
         self.scratch = tuple(
             ir.temp(v.aval.shape, v.aval.dtype, "scratch", "scratch") for v in jaxpr.invars[n_refs:]
@@ -131,18 +128,18 @@ class Builder:
         if always_edge or inside is not None:
             edge = self._version([self._copied(w) for w in seen], sites)
         return Program(
-            self.ids, self.sizes, tuple(ctx.block), tuple(self.bounds), inside, inner, edge, self.scratch, tuple(sites)
+            self.ids, self.sizes, tuple(ctx.block), inside, inner, edge, self.scratch, tuple(sites)
         )
 
     def _number(self, v: Any) -> Lazy:
         return of_const(v, np.int32) if isinstance(v, int) else Lazy((), np.int32, lambda _: v)
 
-    def _bound(self, e: ir.Expr, name: str) -> ir.Expr:
+    def _bound(self, ctx: Lowering, e: ir.Expr, name: str) -> ir.Expr:
         """A variable for a value that the head computes; constants stay as they are."""
         if isinstance(e, ir.Const):
             return e
         var = ir.new_var(name)
-        self.bounds.append((var, e))
+        ctx.emit(ir.Define(var, e))
         return var
 
     def _window(self, ctx: Lowering, mapping: BlockMapping, k: int, tables: list[Ref]) -> Window:
@@ -169,10 +166,10 @@ class Builder:
                 e = ir.add(e, -b.padding[0])
             elif not isinstance(b, (Squeezed, BoundedSlice)):
                 e = ir.mul(e, b.block_size)
-            starts.append(self._bound(e, "start"))
+            starts.append(self._bound(ctx, e, "start"))
             if isinstance(b, BoundedSlice):
                 e = clamp_index(as_index(ctx.scalar(size)), 0, b.block_size)
-                lengths.append(self._bound(e, "length"))
+                lengths.append(self._bound(ctx, e, "length"))
             else:
                 lengths.append(None)
         number = self._buffer_number(k)
@@ -183,6 +180,7 @@ class Builder:
         buf = ir.Buf(
             self._name(mapping, k), mapping.ref_shape, dtype, tuple(array.strides[d] for d in kept), "window", memory
         )
+        ctx.emit(ir.Point(buf, array, tuple(starts)))
         return Window(mapping, array, number, tuple(starts), tuple(lengths), rows, buf, copied=False)
 
     def _name(self, mapping: BlockMapping, k: int) -> str:

@@ -116,7 +116,7 @@ class KernelDescription:
       phases: in order.
       arena_bytes: scratch memory of one worker, a multiple of 64; 0: none.
       aliases: pairs (argument, result) that are the same memory. XLA copies an argument that it still needs.
-      num_threads: at most so many threads; None: as many as the process has CPUs.
+      num_threads: at most so many threads; None: as many as XLA's pool has.
       errors: static messages, by the status that the kernel returns: -1 - index.
       side_effect: keep the call even if nobody uses its results.
     """
@@ -146,8 +146,9 @@ class KernelDescription:
 
 @functools.cache
 def cpu_count() -> int:
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The threads of XLA's pool: so many as these variables say, else as this process may use CPUs."""
+    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
+    return int(asked) if asked.isdigit() and int(asked) else len(os.sched_getaffinity(0))
 
 
 # ------------------------------------------------------------------------------------------ calls of the host
@@ -380,9 +381,13 @@ def lower_call(ctx: Any, key: int, args: Sequence[Any]) -> list[Any]:
     rule = jax.ffi.ffi_lowering(
         ffi.TARGET_NAME,
         operand_output_aliases=dict(d.aliases) or None,
-        has_side_effect=d.side_effect or bool(kernel.sites),
+        has_side_effect=_has_side_effect(kernel),
     )
     return list(rule(ctx, *args, kernel=np.int64(key)))[: len(d.results)]
+
+
+def _has_side_effect(kernel: _Loaded) -> bool:
+    return kernel.description.side_effect or bool(kernel.sites)
 
 
 def _avals(arrays: Sequence[Array]) -> list[Any]:
@@ -397,7 +402,13 @@ def call(key: int, *args: Any) -> list[jax.Array]:
 _native_call_p = jaxlink.Primitive("native_cpu_call")
 _native_call_p.multiple_results = True
 _native_call_p.def_impl(jaxlink.compile_and_run(_native_call_p))
-_native_call_p.def_abstract_eval(
-    lambda *avals, key: jaxlink.varying_as(_avals(_kernels[key].description.results), avals)
-)
+
+
+@_native_call_p.def_effectful_abstract_eval
+def _abstract_eval(*avals: Any, key: int) -> Any:
+    kernel = _kernels[key]
+    effects = {jaxlink.debug_effect} if _has_side_effect(kernel) else set()
+    return jaxlink.varying_as(_avals(kernel.description.results), avals), effects
+
+
 jaxlink.mlir.register_lowering(_native_call_p, lambda ctx, *args, key: lower_call(ctx, key, args), platform="cpu")

@@ -1,8 +1,8 @@
 """The machine that kernels are compiled for: this one.
 
     host().triple, host().cpu, host().features      what LLVM says of it
-    host().LANES_F32                                f32 lanes of a vector register: 16, 8 or 4
-    lanes(f32 bytes…)                               lanes for another element size
+    host().LANES_F32, or LANES_F32                  f32 lanes of a vector register: 16, 8 or 4
+    host().lanes(2)                                 lanes for elements of two bytes
     target_machine()                                an LLVM code generator for it
 
 Kernels are compiled in the process that runs them, so "which CPU" has one answer; it is part of the key of every
@@ -71,7 +71,7 @@ def refusal(platform: str, arch: str) -> str | None:
     """
     if sys.maxsize < 2**32 or sys.byteorder != "little":
         return "the native CPU compiler needs a 64-bit little-endian machine; use interpret=True here"
-    if platform != "linux":  # futex: how a caller waits for its helpers. macOS and Windows spell it differently.
+    if platform != "linux":  # macOS has no unnamed semaphores, Windows another calling convention
         return f"the native CPU compiler runs on Linux only, and this is {platform}; use interpret=True here"
     if arch not in ("x86_64", "aarch64"):
         return f"the native CPU compiler knows x86-64 and aarch64, not {arch}; use interpret=True here"

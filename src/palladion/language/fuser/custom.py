@@ -18,7 +18,7 @@ from palladion.language import frames
 from palladion.language.blocks import BlockSpec, NoBlockSpec, no_block_spec
 from palladion.language.fuser import graph as graphs
 from palladion.language.fuser.passes import Program
-from palladion.language.fuser.rules import refuse, rule
+from palladion.language.fuser.rules import NotFusible, rule
 from palladion.language.fuser.transforms import SCALAR, BlockIndexTransform, Unknowable, root_of
 
 custom_fusion_p = graphs.carrier("custom_fusion")
@@ -126,15 +126,13 @@ def _push(ctx: Any, eqn: Any, ins: list[Any]) -> list[Any]:
     function = eqn.params["rules"].push_block_spec_rule
     if function is None:
         name = eqn.params["rules"].fun.__name__
-        raise refuse(
+        raise NotFusible(
             eqn, f"The custom_fusion {name} has no push_block_spec rule.", f"define {name}.def_push_block_spec"
         )
     specs = tuple(
         no_block_spec
         if b is None
-        else BlockSpec(
-            b.block_shape, ctx.index_map(b), memory_space=b.memory_space, pipeline_mode=b.pipeline_mode
-        )
+        else BlockSpec(b.block_shape, ctx.index_map(b), memory_space=b.memory_space, pipeline_mode=b.pipeline_mode)
         for b in ins
     )
     found = _checked(eqn, function(specs), len(eqn.outvars), "push_block_spec")

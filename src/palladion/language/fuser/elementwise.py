@@ -10,7 +10,7 @@ from jax import lax
 
 from palladion.language.fuser import graph as graphs
 from palladion.language.fuser.passes import Program, reshaped
-from palladion.language.fuser.rules import refuse, rule
+from palladion.language.fuser.rules import NotFusible, rule
 from palladion.language.fuser.transforms import SCALAR, BlockIndexTransform, block, canonical, ref_shape
 
 _NAMES = """
@@ -68,7 +68,7 @@ def _push(ctx: Any, eqn: Any, ins: list[Any]) -> list[Any]:
     for other in rest:
         merged = ctx.merged(first, other)
         if merged is None:
-            raise refuse(
+            raise NotFusible(
                 eqn,
                 f"`{eqn.primitive}` gets operands in different blocks, so the block of its result is not known.",
                 "use the kernel's result in one arrangement only, or transpose outside the fused function",

@@ -11,7 +11,7 @@ from typing import Any
 from jax import lax
 
 from palladion.language.fuser.passes import Program
-from palladion.language.fuser.rules import refuse, rule
+from palladion.language.fuser.rules import NotFusible, rule
 from palladion.language.fuser.transforms import BlockIndexTransform, block
 
 _REDUCTIONS = [lax.reduce_sum_p, lax.reduce_max_p, lax.reduce_min_p, lax.reduce_prod_p]
@@ -23,7 +23,7 @@ def _require_whole(eqn: Any, found: BlockIndexTransform, shape: Any, axes: Any) 
     for d in axes:
         dim = (found.block_shape or ())[d]
         if dim != shape[d] and not (dim is None and shape[d] == 1):
-            raise refuse(
+            raise NotFusible(
                 eqn,
                 f"`{eqn.primitive}` needs all {shape[d]} elements of dimension {d} at once, but blocks have {dim}.",
                 f"use a block of {shape[d]} in this dimension",
@@ -66,12 +66,14 @@ def _along(axis_name: str) -> dict[str, Any]:
         blocks = move(eqn, outs, eqn.outvars[0].aval.shape)
         first, *rest = [b for b in blocks if b is not None]
         if any(ctx.merged(first, other) is None for other in rest):
-            raise refuse(eqn, f"The results of `{eqn.primitive}` are used in different blocks.", "use equal blocks")
+            raise NotFusible(eqn, f"The results of `{eqn.primitive}` are used in different blocks.", "use equal blocks")
         return [first] * len(eqn.invars)  # a sort of several operands moves them together
 
     def push(ctx, eqn, ins):
         if None in ins:
-            raise refuse(eqn, f"`{eqn.primitive}` sorts the kernel's result along with another array.", "sort outside")
+            raise NotFusible(
+                eqn, f"`{eqn.primitive}` sorts the kernel's result along with another array.", "sort outside"
+            )
         return move(eqn, ins, eqn.invars[0].aval.shape)
 
     def run(ctx: Program, eqn, values):
@@ -115,7 +117,7 @@ def _dot_push(ctx, eqn, ins):
     side = 0 if ins[0] is not None else 1
     found, shape = ins[side], eqn.outvars[0].aval.shape
     if ins[1 - side] is not None or eqn.params["dimension_numbers"][1][0]:
-        raise refuse(
+        raise NotFusible(
             eqn, "A product of the kernel's result with itself, or with batches, is not fused.", "do it outside"
         )
     _require_whole(eqn, found, eqn.invars[side].aval.shape, contracted[side])

@@ -15,7 +15,7 @@ from typing import Any
 from jax import lax
 
 from palladion.language.fuser.passes import Program
-from palladion.language.fuser.rules import refuse, rule
+from palladion.language.fuser.rules import NotFusible, rule
 from palladion.language.fuser.shapes import plain
 from palladion.language.fuser.transforms import BlockIndexTransform, block, size_of
 
@@ -135,7 +135,7 @@ def reshaped_block(eqn: Any, found: BlockIndexTransform, a: Sequence[int], b: Se
         dims += group[0]
         moves.append((run_a, group[1]))
     if parts is None:
-        raise refuse(
+        raise NotFusible(
             eqn,
             f"A reshape between {tuple(a)} and {tuple(b)} tears blocks of {own} apart.",
             "choose blocks that cover the inner dimensions of what is split or merged, or reshape outside",

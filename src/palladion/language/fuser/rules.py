@@ -68,11 +68,6 @@ def find(eqn: Any, direction: str) -> Callable[..., Any]:
     return function
 
 
-def refuse(eqn: Any, reason: str, hint: str) -> NotFusible:
-    """The exception for blocks that a rule cannot pass on."""
-    return NotFusible(eqn, reason, hint)
-
-
 def conflict(var: Any, eqn: Any, a: Any, b: Any) -> ValueError:
     """The exception for a value of which two different blocks are wanted."""
     return mistake(

@@ -16,7 +16,7 @@ from jax import lax
 
 from palladion.language.blocks import Element
 from palladion.language.fuser.passes import Program
-from palladion.language.fuser.rules import refuse, rule
+from palladion.language.fuser.rules import NotFusible, rule
 from palladion.language.fuser.transforms import SCALAR, BlockIndexTransform, RootIndices, block, size_of
 
 
@@ -28,7 +28,7 @@ def plain(eqn: Any, found: BlockIndexTransform) -> tuple[Any, ...]:
     """
     for d in found.block_shape or ():
         if d is not None and not isinstance(d, int) and not (isinstance(d, Element) and not any(d.padding)):
-            raise refuse(
+            raise NotFusible(
                 eqn, f"`{eqn.primitive}` cannot be fused around a block with {d}.", "use plain block sizes on this path"
             )
     return tuple(found.block_shape or ())
@@ -95,7 +95,7 @@ def _tile_pull(ctx, eqn, outs):
             periods.append(None)
         elif n > 1 and (isinstance(d, Element) or (n % size and size % n)):
             hint = f"choose a block whose size divides {n}, or is a multiple of it"
-            raise refuse(eqn, f"`tile` repeats {n} elements, which blocks of {d} cut unevenly.", hint)
+            raise NotFusible(eqn, f"`tile` repeats {n} elements, which blocks of {d} cut unevenly.", hint)
         else:
             dims.append(None if d is None else min(n, size))
             periods.append(max(n // size, 1))
@@ -124,7 +124,9 @@ def _squeeze_push(ctx, eqn, ins):
     (found,), rank = ins, len(eqn.invars[0].aval.shape)
     kept = [d for d in range(rank) if d not in eqn.params["dimensions"]]
     if any(size_of(found.block_shape[d]) != 1 for d in eqn.params["dimensions"]):
-        raise refuse(eqn, "`squeeze` removes a dimension whose block has more than one element.", "make it 1 or None")
+        raise NotFusible(
+            eqn, "`squeeze` removes a dimension whose block has more than one element.", "make it 1 or None"
+        )
     return [block(found, [found.block_shape[d] for d in kept], lambda i, _: [i[d] for d in kept])]
 
 
@@ -164,7 +166,7 @@ def _slice_pull(ctx, eqn, outs):
     (out,), starts = outs, [int(s) for s in eqn.params["start_indices"]]
     strides = eqn.params["strides"] or [1] * len(starts)
     if any(s != 1 and n != 1 for s, n in zip(strides, eqn.outvars[0].aval.shape)):
-        raise refuse(
+        raise NotFusible(
             eqn, f"A slice with strides {tuple(strides)} leaves gaps in the blocks.", "slice before the fused function"
         )
     return [shifted(eqn, out, starts)]
@@ -174,7 +176,7 @@ def _slice_push(ctx, eqn, ins):
     (found,), shape = ins, eqn.invars[0].aval.shape
     if eqn.outvars[0].aval.shape != shape:
         reason = "A slice of the kernel's result would leave some programs without an output block."
-        raise refuse(eqn, reason, "slice what the fused function returns")
+        raise NotFusible(eqn, reason, "slice what the fused function returns")
     return [found]
 
 
@@ -209,7 +211,9 @@ def _pieces(eqn: Any, out: BlockIndexTransform, axis: int, lengths: list[int]) -
         reason = (
             f"`{eqn.primitive}` joins {lengths} elements along dimension {axis}, and blocks of {d} straddle the seams."
         )
-        raise refuse(eqn, reason, "choose a block size that divides all of them, or one block for the whole dimension")
+        raise NotFusible(
+            eqn, reason, "choose a block size that divides all of them, or one block for the whole dimension"
+        )
     blocks = [(int(e) - n) // size for e, n in zip(ends, lengths)]  # the number of each piece's first block
     return [
         _with_axis(out, axis, d, lambda x, b=b, n=n: jnp.clip(x - b, 0, -(-n // size) - 1))
@@ -253,11 +257,13 @@ def _split_pull(ctx, eqn, outs):
         return [shifted(eqn, outs[n], [int(starts[n]) if d == axis else 0 for d in range(rank)])]
     if any(outs[n].block_shape[axis] != lengths[n] for n in used):
         reason = f"`split` gives {len(used)} parts, whose blocks lie at different places of one array."
-        raise refuse(eqn, reason, "pass the parts as arrays of their own, or use blocks that cover the split dimension")
+        raise NotFusible(
+            eqn, reason, "pass the parts as arrays of their own, or use blocks that cover the split dimension"
+        )
     found = [_with_axis(outs[n], axis, int(starts[-1]), lambda x: 0) for n in used]
     for other in found[1:]:
         if ctx.merged(found[0], other) is None:
-            raise refuse(eqn, "`split` gives parts whose blocks differ.", "use the parts in the same blocks")
+            raise NotFusible(eqn, "`split` gives parts whose blocks differ.", "use the parts in the same blocks")
     return found[:1]
 
 
@@ -265,7 +271,7 @@ def _split_push(ctx, eqn, ins):
     (found,), axis, shape = ins, eqn.params["axis"], eqn.invars[0].aval.shape
     if found.block_shape[axis] != shape[axis]:
         hint = "use a block that covers the dimension that is split"
-        raise refuse(eqn, "`split` cuts through an array whose blocks do not cover the split dimension.", hint)
+        raise NotFusible(eqn, "`split` cuts through an array whose blocks do not cover the split dimension.", hint)
     return [_with_axis(found, axis, int(n), lambda x: 0) for n in eqn.params["sizes"]]
 
 
@@ -286,7 +292,7 @@ def _stack_pull(ctx, eqn, outs):
     kept = [d for d in range(len(eqn.outvars[0].aval.shape)) if d != axis]
     if isinstance(plain(eqn, out)[axis], Element) or size_of(out.block_shape[axis]) not in (1, len(eqn.invars)):
         hint = "use a block of 1, None, or all of the stacked dimension"
-        raise refuse(eqn, f"`stack` puts {len(eqn.invars)} arrays together, which its blocks cut unevenly.", hint)
+        raise NotFusible(eqn, f"`stack` puts {len(eqn.invars)} arrays together, which its blocks cut unevenly.", hint)
     return [block(out, [out.block_shape[d] for d in kept], lambda i, _: [i[d] for d in kept])] * len(eqn.invars)
 
 
@@ -305,7 +311,7 @@ def _unstack_pull(ctx, eqn, outs):
     axis, used = eqn.params["axis"], [n for n, b in enumerate(outs) if b is not None]
     if len(used) > 1:
         reason = f"`unstack` gives {len(used)} parts, whose blocks lie at different places of one array."
-        raise refuse(eqn, reason, "pass the parts as arrays of their own")
+        raise NotFusible(eqn, reason, "pass the parts as arrays of their own")
     (n,) = used
     dims = list(outs[n].block_shape)
     dims.insert(axis, None)
@@ -342,7 +348,7 @@ def _reversed(eqn, found):
         dim = plain(eqn, found)[d]
         if isinstance(dim, Element) or shape[d] % size_of(dim):
             hint = f"choose a block size that divides {shape[d]}"
-            raise refuse(eqn, f"`rev` turns round dimension {d}, where the last block is not full.", hint)
+            raise NotFusible(eqn, f"`rev` turns round dimension {d}, where the last block is not full.", hint)
     last = [shape[d] // size_of(b) - 1 for d, b in enumerate(found.block_shape or ())]
     return block(found, found.block_shape, lambda i, _: [last[d] - x if d in axes else x for d, x in enumerate(i)])
 
@@ -372,7 +378,9 @@ rule(
 
 def _bitcast_dims(eqn: Any, found: BlockIndexTransform) -> BlockIndexTransform:
     if eqn.invars[0].aval.shape != eqn.outvars[0].aval.shape:
-        raise refuse(eqn, "A bitcast between element types of different widths changes the shape.", "bitcast outside")
+        raise NotFusible(
+            eqn, "A bitcast between element types of different widths changes the shape.", "bitcast outside"
+        )
     return found
 
 

@@ -130,7 +130,7 @@ def accumulations(jaxpr: Any) -> dict[int, tuple[int, int, int]]:
             continue
         ref, value = swap.invars
         add_k = made_by.get(value)
-        if uses.get(swap.outvars[0], 0) or add_k is None or jaxpr.eqns[add_k].primitive is not lax.add_p:
+        if (not isinstance(swap.outvars[0], jaxlink.DropVar) and uses.get(swap.outvars[0], 0)) or add_k is None or jaxpr.eqns[add_k].primitive is not lax.add_p:
             continue
         add = jaxpr.eqns[add_k]
         parts = {}

@@ -46,6 +46,13 @@ def scalar_op(name: str, dtype: Any, *args: ir.Expr, params: tuple = ()) -> ir.E
     return op(name, dtype, *args, params=params)
 
 
+def element(x: Lazy, index: tuple[ir.Expr, ...]) -> ir.Expr:
+    """An operand's element that goes with an element of the result: scalars and dimensions of one are repeated."""
+    if not x.shape:
+        return x.at(())
+    return x.at(tuple(ir.index(0) if n == 1 else i for i, n in zip(index, x.shape)))
+
+
 def elementwise(name: str, *params: str) -> Callable:
     """The rule of a primitive that applies `name` to corresponding elements (scalars go with every element)."""
 
@@ -54,7 +61,7 @@ def elementwise(name: str, *params: str) -> Callable:
         static = tuple(eqn.params[p] for p in params)
 
         def at(index):
-            args = [x.at(index if x.shape else ()) for x in inputs]
+            args = [element(x, index) for x in inputs]
             return scalar_op(name, aval.dtype, *args, params=static)
 
         return derived(aval.shape, aval.dtype, inputs, at, _COST.get(name, 1))
@@ -62,7 +69,7 @@ def elementwise(name: str, *params: str) -> Callable:
     return rule
 
 
-_PLAIN = """add sub mul div rem max min neg abs sign floor ceil sqrt rsqrt cbrt exp exp2 expm1 log log1p sin cos tan tanh
+_PLAIN = """add sub mul div rem max min neg abs sign floor ceil sqrt rsqrt cbrt exp exp2 expm1 log log2 log1p sin cos tan tanh
 sinh cosh asinh acosh atanh atan atan2 asin acos erf erfc erf_inv logistic pow lgamma digamma and or xor not eq ne lt le gt
 ge is_finite nextafter shift_left shift_right_logical shift_right_arithmetic square population_count clz""".split()
 for _name in _PLAIN:
@@ -106,8 +113,8 @@ def _select_n(ctx: Lowering, eqn, which: Lazy, *cases: Lazy) -> Lazy:
     dtype = cases[0].dtype
 
     def at(index):
-        w = which.at(index if which.shape else ())
-        values = [c.at(index) for c in cases]
+        w = element(which, index)
+        values = [element(c, index) for c in cases]
         if len(values) == 1:
             return values[0]
         if w.dtype == np.bool_:
@@ -118,24 +125,32 @@ def _select_n(ctx: Lowering, eqn, which: Lazy, *cases: Lazy) -> Lazy:
             result = op("select", dtype, below, values[k], result)
         return result
 
-    return derived(cases[0].shape, dtype, [which, *cases], at, len(cases) - 1)
+    return derived(eqn.outvars[0].aval.shape, dtype, [which, *cases], at, len(cases) - 1)
 
 
 @RULES.rule(lax.clamp_p)
 def _clamp(ctx: Lowering, eqn, low: Lazy, x: Lazy, high: Lazy) -> Lazy:
     def at(index):
-        bounds = [b.at(index if b.shape else ()) for b in (low, high)]
+        bounds = [element(b, index) for b in (low, high)]
         raised = scalar_op("max", x.dtype, bounds[0], x.at(index))
         return scalar_op("min", x.dtype, raised, bounds[1])
 
     return derived(x.shape, x.dtype, [low, x, high], at, 2)
 
 
+def _ref_broadcast(x: Lazy, shape: tuple[int, ...]) -> Lazy:
+    """How JAX broadcasts the index arrays of a Ref: by NumPy's rules."""
+    return derived(shape, x.dtype, [x], lambda index: element(x, index[len(index) - len(x.shape) :]))
+
+
 def _identity(ctx: Lowering, eqn, x: Lazy, *_) -> Lazy:
     return x
 
 
-RULES.rule(lax.copy_p, ops.multiple_of_p)(_identity)
+RULES.rule(lax.copy_p, ops.multiple_of_p, lax.stop_gradient_p)(_identity)
+RULES.rule(lax.optimization_barrier_p)(lambda ctx, eqn, *xs: list(xs))
+RULES.rule(jaxlink.add_any_p)(elementwise("add"))
+RULES.rule(jaxlink.ref_broadcast_to_p)(lambda ctx, eqn, x: _ref_broadcast(x, eqn.params["shape"]))
 
 
 @RULES.rule(lax.mul_p)

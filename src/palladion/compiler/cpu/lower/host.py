@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from palladion import jaxlink
 from palladion.compiler.cpu import ir
 from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering
 from palladion.language import ops
@@ -15,6 +16,14 @@ class PrintSite:
     """Print a line: the format, filled in with the values."""
 
     fmt: str
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxPrintSite:
+    """A `jax.debug.print`: its arguments by position and by name."""
+
+    fmt: str
+    tree: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,4 +55,12 @@ def _debug_print(ctx: Lowering, eqn, *values: Lazy) -> list:
 @RULES.rule(ops.debug_check_p)
 def _debug_check(ctx: Lowering, eqn, ok: Lazy) -> list:
     check(ctx, ok, eqn.params["message"], eqn.params["where"])
+    return []
+
+
+@RULES.rule(jaxlink.jax_debug_print_p)
+def _jax_debug_print(ctx: Lowering, eqn, *values: Lazy) -> list:
+    if eqn.params["static_args"]:
+        raise RULES.unsupported(eqn)
+    call(ctx, JaxPrintSite(eqn.params["fmt"], eqn.params["in_tree"]), list(values))
     return []

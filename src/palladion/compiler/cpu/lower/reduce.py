@@ -77,6 +77,41 @@ for _primitive, _name in {
     RULES.rule(_primitive)(_reduction(_name))
 
 
+@RULES.rule(lax.reduce_p)
+def _reduce_any(ctx: Lowering, eqn, *operands: Lazy) -> list[Lazy]:
+    """A reduction by a function of the user's, one element after the other."""
+    n = len(operands) // 2
+    values, inits = operands[:n], operands[n:]
+    axes, jaxpr = eqn.params["dimensions"], eqn.params["jaxpr"]
+    for v in values:
+        ctx.keep(v)
+    shape = values[0].shape
+    kept = [d for d in range(len(shape)) if d not in axes]
+    outs = [ir.temp([shape[d] for d in kept], v.dtype, "reduced") for v in values]
+    for out, init in zip(outs, inits):
+        first = ctx.scalar(init)
+        ctx.fill(out, Lazy(out.shape, out.dtype, lambda index, e=first: e))
+
+    def body(index):
+        variables = {d: ir.new_var("r") for d in axes}
+        rest = iter(index)
+        place = tuple(variables[d] if d in variables else next(rest) for d in range(len(shape)))
+        with ctx.nested() as inner:
+            held = [Lazy((), o.dtype, lambda _, o=o: ir.Load(o.dtype, o, index), cost=1) for o in outs]
+            fresh = [Lazy((), v.dtype, lambda _, v=v: v.at(place), cost=v.cost) for v in values]
+            for out, new in zip(outs, [ctx.scalar(x) for x in ctx.run(jaxpr, [*held, *fresh])]):
+                ctx.emit(ir.Store(out, index, new))
+        block = tuple(inner)
+        for d in reversed(axes):
+            block = (ir.For(variables[d], shape[d], block, ordered=True),)
+        for s in block:
+            ctx.emit(s)
+
+    if 0 not in shape:
+        ctx.loops([shape[d] for d in kept], body)
+    return [of_buffer(o) for o in outs]
+
+
 # --- argmax, argmin -------------------------------------------------------------------------------------------------
 def _arg_reduction(beats: str) -> Callable:
     """The index of the extreme element, the first of equals; NaN beats everything, as in XLA."""

@@ -214,9 +214,10 @@ def _get(ctx: Lowering, eqn, ref: Ref, *flat) -> Lazy:
 
 @RULES.rule(jaxlink.swap_p)
 def _swap(ctx: Lowering, eqn, ref: Ref, new: Lazy, *flat) -> Lazy | None:
+    wanted = ctx.wanted[0]
     view = view_of(ctx, eqn, ref, _transforms(eqn, flat))
     old = None
-    if not isinstance(eqn.outvars[0], jaxlink.DropVar):
+    if wanted:
         old = view.read()
         ctx.materialise(old, copy=True)
     store(ctx, view, new)

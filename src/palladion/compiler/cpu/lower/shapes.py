@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from palladion import jaxlink
 from palladion.compiler.cpu import ir
 from palladion.compiler.cpu.lower.elementwise import convert
 from palladion.compiler.cpu.lower.values import (
@@ -25,6 +26,7 @@ from palladion.compiler.cpu.lower.values import (
     clamp_index,
     derived,
     of_buffer,
+    of_const,
 )
 
 
@@ -198,6 +200,46 @@ def _concatenate(ctx: Lowering, eqn, *parts: Lazy) -> Lazy:
         )
         start += part.shape[d]
     return of_buffer(buf)
+
+
+@RULES.rule(lax.stack_p)
+def _stack(ctx: Lowering, eqn, *parts: Lazy) -> Lazy:
+    d = eqn.params["axis"] % len(eqn.outvars[0].aval.shape)
+    buf = ir.temp(eqn.outvars[0].aval.shape, parts[0].dtype)
+    for k, part in enumerate(parts):
+        ctx.store(buf, part.shape, lambda index, k=k: (*index[:d], ir.index(k), *index[d:]), part)
+    return of_buffer(buf)
+
+
+@RULES.rule(lax.unstack_p)
+def _unstack(ctx: Lowering, eqn, x: Lazy) -> list[Lazy]:
+    d = eqn.params["axis"] % len(x.shape)
+    shape = (*x.shape[:d], *x.shape[d + 1 :])
+
+    def part(k: int) -> Lazy:
+        return derived(shape, x.dtype, [x], lambda index: x.at((*index[:d], ir.index(k), *index[d:])))
+
+    return [part(k) for k in range(x.shape[d])]
+
+
+@RULES.rule(lax.tile_p)
+def _tile(ctx: Lowering, eqn, x: Lazy) -> Lazy:
+    shape = eqn.outvars[0].aval.shape
+    lead = len(shape) - len(x.shape)
+
+    def at(index):
+        parts = [
+            i if n == m else ir.Op(ir.INDEX, "rem", (i, ir.index(n))) if n != 1 else ir.index(0)
+            for i, n, m in zip(index[lead:], x.shape, shape[lead:])
+        ]
+        return x.at(tuple(ir.index(p.value % n) if isinstance(p, ir.Const) else p for p, n in zip(parts, x.shape)))
+
+    return derived(shape, x.dtype, [x], at, 1)
+
+
+@RULES.rule(jaxlink.empty_p)
+def _empty(ctx: Lowering, eqn) -> Lazy:
+    return of_const(0, eqn.params["dtype"], eqn.params["shape"])
 
 
 @RULES.rule(lax.split_p)

@@ -63,7 +63,7 @@ class Lazy:
         cost: int = 0,
         affine: Affine | None = None,
     ) -> None:
-        self.shape, self.dtype, self._at = tuple(shape), jnp.dtype(dtype), at
+        self.shape, self.dtype, self._at = tuple(map(int, shape)), jnp.dtype(dtype), at
         self.memories, self.cost, self.affine = memories, cost, affine
         self._seen: dict[tuple[int, ...], tuple[Index, ir.Expr]] = {}
 
@@ -102,6 +102,16 @@ def of_const(value: Any, dtype: Any, shape: Sequence[int] = ()) -> Lazy:
     dtype = jnp.dtype(dtype)
     node = ir.Const(dtype, np.asarray(value).astype(dtype).item() if dtype != np.bool_ else bool(value))
     return Lazy(shape, dtype, lambda index: node)
+
+
+def of_array(value: Any) -> Lazy:
+    """A constant array, kept in the module's data."""
+    value = np.ascontiguousarray(value)
+    if not value.shape:
+        return of_const(value, value.dtype)
+    data = value.astype(np.uint8) if value.dtype == np.bool_ else value
+    memory = ("const", data.tobytes(), value.dtype.name)
+    return of_buffer(ir.Buf("const", value.shape, value.dtype, ir.row_major(value.shape), "const", memory))
 
 
 def derived(
@@ -144,6 +154,7 @@ class Lowering:
     def __init__(self, ids: Sequence[Lazy], sizes: Sequence[Any], checks: bool = False) -> None:
         self.ids, self.sizes, self.checks = list(ids), list(sizes), checks
         self.sites: list[Any] = []
+        self.wanted: list[bool] = []  # which results of the current equation are used
         self.block: list[ir.Stmt] = []
         self._frames: list[dict[Any, Any]] = []
 
@@ -163,6 +174,7 @@ class Lowering:
 
     def loops(self, shape: Sequence[int], body: Callable[[Index], None]) -> None:
         """Emit a loop for each dimension, with `body(index)` inside; nothing for an empty shape."""
+        shape = tuple(map(int, shape))
         if 0 in shape:
             return
         variables = [ir.new_var() for _ in shape]
@@ -200,11 +212,12 @@ class Lowering:
         return value
 
     def scalar(self, value: Lazy) -> ir.Expr:
-        """A rank-0 value, computed now, as an expression that loops can use at no cost."""
+        """A rank-0 value, computed now, as an expression that loops can use at no cost and no store disturbs."""
         if isinstance(e := value.at(()), (ir.Const, ir.Var)):
             return e
-        self.keep(value)
-        return value.at(())
+        buf = ir.temp((), value.dtype, "scalar")
+        self.fill(buf, value)
+        return ir.Load(buf.dtype, buf, ())
 
     def isolated(self, values: Sequence[Any]) -> list[Any]:
         """The same values for use inside a branch or loop body: what is computed there stays there."""
@@ -234,6 +247,7 @@ class Lowering:
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
         """Lower a jaxpr on Lazy values and Refs; its results."""
         frame: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+        frame.update((v, of_array(c)) for v, c in zip(jaxpr.constvars, jaxpr.consts))
         uses = _uses(jaxpr)
         self._frames.append(frame)
         try:
@@ -245,6 +259,7 @@ class Lowering:
                 for a in eqn.invars:  # forget what is used for the last time, so that no store keeps it alive
                     if not isinstance(a, jaxlink.Literal) and uses.drop(a):
                         frame.pop(a, None)
+                self.wanted = [not isinstance(v, jaxlink.DropVar) and uses.count(v) > 0 for v in eqn.outvars]
                 outputs = rule(self, eqn, *inputs)
                 del inputs
                 for var, value in zip(eqn.outvars, outputs if eqn.primitive.multiple_results else [outputs]):
@@ -282,7 +297,7 @@ def _uses(jaxpr: Any) -> _Uses:
 
 def _read(frame: dict[Any, Any], atom: Any) -> Any:
     if isinstance(atom, jaxlink.Literal):
-        return of_const(atom.val, atom.aval.dtype)
+        return of_array(np.asarray(atom.val).astype(atom.aval.dtype)) if atom.aval.shape else of_const(atom.val, atom.aval.dtype)
     return frame[atom]
 
 

@@ -256,6 +256,11 @@ def constants(cond: V, like: V, x: float, y: float) -> V:
     return where(cond, like.like(x), y)
 
 
+def unordered(x: V, y: V) -> V:
+    """Lanes where x or y is NaN."""
+    return V(x.b, x.b.fcmp_unordered("uno", x.v, y.v))
+
+
 def fma(x: Operand, y: Operand, z: Operand) -> V:
     """x * y + z, rounded once; at least one of them a V."""
     one = next(v for v in (x, y, z) if isinstance(v, V))

@@ -1,4 +1,4 @@
-"""Logarithms: log, log2, log1p, and `log_sum`, from which the inverse hyperbolic functions are made.
+"""Logarithms: log, log2, log1p, and what the inverse hyperbolic functions need of them.
 
 x = 2**e (1 + f) with 2/3 <= 1 + f < 4/3, so that e = 0 around 1 and nothing cancels. In f32 log(1 + f) is a polynomial in
 f; in f64 the series of log((1 + s) / (1 - s)) in s = f / (2 + f), which needs a division and a third of the terms.
@@ -85,23 +85,24 @@ def log2(x: V) -> V:
     return special(x, y + (exponent(e, x.format.name) + more))
 
 
-def log1p(x: V) -> V:
-    """log(1 + x), precise near zero."""
-    t = x.format
+def log_positive(x: V, more: V | None = None) -> V:
+    """log(x) + more * ln 2 for normal finite x > 0; `more` is a whole number. Elsewhere anything."""
+    m, e = split(x)
+    e = exponent(e, x.format.name)
+    return combine(e if more is None else e + more, log1p_reduced(m - 1.0))
+
+
+def log1p_positive(x: V, more: V | None = None) -> V:
+    """log(1 + x) + more * ln 2 for finite x > -1. Elsewhere anything."""
     m, e = split(x + 1.0)
     scale = (x.like(4.0).bits - e).real  # 4 * 2**-e: a normal number for every e
     f = fma(x * 0.25, scale, fma(scale, 0.25, -1.0))
-    y = combine(exponent(e, t.name), log1p_reduced(f))
-    y = where(abs(x) < t.epsilon / 4, x, y)  # keeps -0 and subnormal numbers
+    e = exponent(e, x.format.name)
+    return combine(e if more is None else e + more, log1p_reduced(f))
+
+
+def log1p(x: V) -> V:
+    """log(1 + x), precise near zero."""
+    y = where(abs(x) < x.format.epsilon / 4, x, log1p_positive(x))  # keeps -0 and subnormal numbers
     y = where(x < math.inf, y, x)
     return where(x > -1.0, y, where(x.eq(-1.0), x.like(-math.inf), math.nan))
-
-
-def log_sum(high: V, low: V, more: float = 0.0) -> V:
-    """log(high + low) + more * ln 2 for finite normal high > 0 and |low| <= ulp(high)."""
-    m, e = split(high)
-    scale = (high.like(1.0).bits - e).real
-    f = m - 1.0
-    # d/df log(1 + f) = 1 / m; m is near enough to 1 for the tiny term, but not to be left out.
-    correction = low * scale / m
-    return combine(exponent(e, high.format.name) + more, log1p_reduced(f) + correction)

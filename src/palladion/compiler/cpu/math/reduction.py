@@ -19,71 +19,87 @@ from llvmlite import ir
 from palladion.compiler.cpu import builder
 from palladion.compiler.cpu.builder import const, f64, i32, i64
 from palladion.compiler.cpu.math.coefficients import HALF_PI, TWO_OVER_PI_BITS
-from palladion.compiler.cpu.math.core import V, anywhere, fma, where
+from palladion.compiler.cpu.math.core import V, anywhere, fma, two_product, two_sum, where
 
 LIMIT = {"f32": 2.0**20, "f64": 2.0**30}
 i128 = ir.IntType(128)
 
 
-def reduced(x: V) -> tuple[V, V]:
-    """x = q pi/2 + r for x >= 0 or NaN. Returns: r, and q as an integer of x's width (its low two bits, the rest may be
-    anything). Infinity gives r = NaN."""
-    t = x.format
+def reduced(x: V, pair: bool = False) -> tuple[V, ...]:
+    """x = q pi/2 + r for x >= 0 or NaN.
+
+    Arguments: pair: r as the sum of two numbers, for f32 only.
+    Returns: q as an integer of x's width (its low two bits; the rest may be anything), r, and if `pair` its low part.
+      Infinity gives r = NaN.
+    """
+    t, b = x.format, x.b
     shifted = fma(x, 2 / math.pi, t.magic)
     n = shifted - t.magic
-    r = x
-    for part in HALF_PI[t.name]:
-        r = fma(n, -part, r)
-    q = shifted.bits
-    b = x.b
+    first, second, third = HALF_PI[t.name]
+    exact = fma(n, -first, x)
+    if pair:
+        product, error = two_product(n, x.like(-second))
+        middle, lost = two_sum(exact, product)
+        low = lost + fma(n, -third, error)
+        r = middle + low
+        found = [shifted.bits, r, (middle - r) + low]
+    else:
+        found = [shifted.bits, fma(n, -third, fma(n, -second, exact))]
+    values = [v.v for v in found]
     large = anywhere(x >= LIMIT[t.name])
-    r, q = builder.branch(b, large.v, lambda: _slow(b, x.v, r.v, q.v), lambda: [r.v, q.v], likely=False)
-    return V(b, r), V(b, q)
+    merged = builder.branch(b, large.v, lambda: _slow(b, x.v, values), lambda: values, likely=False)
+    return tuple(V(b, v) for v in merged)
 
 
-def _slow(b: ir.IRBuilder, x: Any, r: Any, q: Any) -> list[Any]:
-    """r and q with the lanes where x is large replaced. A call, so that the vector code around it stays small."""
-    lanes_function = _of_lanes(b.module, x.type, q.type)
-    both = b.call(lanes_function, [x, r, q])
-    return [b.extract_value(both, 0), b.extract_value(both, 1)]
+def _unpack(b: ir.IRBuilder, struct: Any) -> list[Any]:
+    return [b.extract_value(struct, k) for k in range(len(struct.type.elements))]
 
 
-def _of_lanes(module: Any, ty: Any, int_ty: Any) -> Any:
+def _pack(b: ir.IRBuilder, ty: Any, values: list[Any]) -> Any:
+    struct = ir.Constant(ty, ir.Undefined)
+    for k, v in enumerate(values):
+        struct = b.insert_value(struct, v, k)
+    return struct
+
+
+def _slow(b: ir.IRBuilder, x: Any, values: list[Any]) -> list[Any]:
+    """The values with the lanes where x is large replaced. A call, so that the code around it stays small."""
+    return _unpack(b, b.call(_of_lanes(b.module, x.type, [v.type for v in values]), [x, *values]))
+
+
+def _of_lanes(module: Any, ty: Any, types: list[Any]) -> Any:
     """The function that runs `_scalar` on each large lane of a vector."""
-    name = f"palladion.reduce.{builder.type_name(ty)}"
+    name = f"palladion.reduce.{builder.type_name(ty)}.{len(types)}"
     if name in module.globals:
         return module.globals[name]
     scalar = _scalar(module)
-    result = ir.LiteralStructType([ty, int_ty])
-    function, b = builder.define(module, name, result, ty, ty, int_ty, internal=True)
-    x, r, q = function.args
-    lanes = builder.lanes_of(ty)
-    element, int_element = builder.scalar_of(ty), builder.scalar_of(int_ty)
-    at = (lambda v, i: b.extract_element(v, i)) if lanes > 1 else (lambda v, i: v)
-    put = (lambda v, e, i: b.insert_element(v, e, i)) if lanes > 1 else (lambda v, e, i: e)
-    with builder.loop(b, const(0, i32), const(lanes, i32), const(1, i32), [r, q]) as L:
-        one = V(b, at(x, L.i))
+    result = ir.LiteralStructType(types)
+    function, b = builder.define(module, name, result, ty, *types, internal=True)
+    x, *values = function.args
+    lanes, element = builder.lanes_of(ty), builder.scalar_of(ty)
+
+    with builder.loop(b, const(0, i32), const(lanes, i32), const(1, i32), values) as L:
+        one = V(b, b.extract_element(x, L.i) if lanes > 1 else x)
 
         def replace() -> list[Any]:
-            wide = one.v if element == f64 else b.fpext(one.v, f64)
-            both = b.call(scalar, [wide])
-            new_r, new_q = b.extract_value(both, 0), b.extract_value(both, 1)
-            new_r = new_r if element == f64 else b.fptrunc(new_r, element)
-            new_q = new_q if int_element == i64 else b.trunc(new_q, int_element)
-            return [put(L.v[0], new_r, L.i), put(L.v[1], new_q, L.i)]
+            q, r = _unpack(b, b.call(scalar, [one.v if element == f64 else b.fpext(one.v, f64)]))
+            new = [q, r]
+            if element != f64:
+                high = b.fptrunc(r, element)
+                new = [b.trunc(q, i32), high, b.fptrunc(b.fsub(r, b.fpext(high, f64)), element)]
+            return [b.insert_element(v, e, L.i) if lanes > 1 else e for v, e in zip(L.v, new)]
 
         L.next = builder.branch(b, (one >= LIMIT[one.format.name]).v, replace, lambda: L.v)
-    pair = ir.Constant(result, ir.Undefined)
-    b.ret(b.insert_value(b.insert_value(pair, L.out[0], 0), L.out[1], 1))
+    b.ret(_pack(b, result, L.out))
     return function
 
 
 def _scalar(module: Any) -> Any:
-    """{f64 r, i64 q} of one f64 of at least 2**20, in integers; NaN for infinity."""
+    """{i64 q, f64 r} of one f64 of at least 2**20, in integers; NaN for infinity."""
     name = "palladion.reduce"
     if name in module.globals:
         return module.globals[name]
-    result = ir.LiteralStructType([f64, i64])
+    result = ir.LiteralStructType([i64, f64])
     function, b = builder.define(module, name, result, f64, internal=True)
     (x,) = function.args
     word = functools.partial(const, ty=i64)
@@ -104,13 +120,16 @@ def _scalar(module: Any) -> Any:
     fraction = b.sub(product, b.shl(q, wide(126)))
     negative = b.icmp_signed("<", fraction, wide(0))
     size = b.select(negative, b.sub(wide(0), fraction), fraction)
-    # The leading 64 bits, wherever they begin, as a float, times 2**(2 - 64 - zeros) pi/2.
+    # The leading 53 bits, wherever they begin, and the next 53, as two floats; times 2**(2 - 53 - zeros) pi/2.
     zeros = builder.intrinsic(b, i128, "ctlz", size, const(0, builder.i1))
-    leading = b.uitofp(b.trunc(b.lshr(b.shl(size, zeros), wide(64)), i64), f64)
-    scale = b.bitcast(b.shl(b.sub(word(1023 - 62), b.trunc(zeros, i64)), word(52)), f64)
-    r = b.fmul(b.fmul(leading, scale), const(math.pi / 2, f64))
-    r = b.select(negative, b.fneg(r), r)
-    r = where(V(b, x) < math.inf, V(b, r), math.nan).v
-    pair = ir.Constant(result, ir.Undefined)
-    b.ret(b.insert_value(b.insert_value(pair, r, 0), b.trunc(q, i64), 1))
+    leading = b.shl(size, zeros)
+    high = V(b, b.uitofp(b.trunc(b.lshr(leading, wide(75)), i64), f64))
+    low = V(b, b.uitofp(b.and_(b.trunc(b.lshr(leading, wide(22)), i64), word((1 << 53) - 1)), f64))
+    scale = V(b, b.bitcast(b.shl(b.sub(word(1023 - 51), b.trunc(zeros, i64)), word(52)), f64))
+    first, second, _ = HALF_PI["f64"]
+    product, error = two_product(high, high.like(first))
+    r = (product + fma(high, second, fma(low, first * 2.0**-53, error))) * scale
+    r = where(V(b, negative), -r, r)
+    r = where(V(b, x) < math.inf, r, math.nan)
+    b.ret(_pack(b, result, [b.trunc(q, i64), r.v]))
     return function

@@ -32,21 +32,29 @@ def _either(r: V, q: V) -> V:
 
 def sin(x: V) -> V:
     """Sine of x in radians."""
-    r, q = reduced(abs(x))
+    q, r = reduced(abs(x))
     return xor_sign(_either(r, q), x)
 
 
 def cos(x: V) -> V:
     """Cosine of x in radians."""
-    r, q = reduced(abs(x))
+    q, r = reduced(abs(x))
     return _either(r, q + 1)
 
 
 def tan(x: V) -> V:
     """Tangent of x in radians."""
-    r, q = reduced(abs(x))
+    if x.format.bits == 64:
+        q, r = reduced(abs(x))
+        z = r * r
+        s, c = sin_reduced(r, z), cos_reduced(z)
+        even = (q & 1).eq(0)
+        return xor_sign(where(even, s, c) / where(even, c, -s), x)
+    # tan(r + low) = r + (r**3 P + low (1 + tan(r)**2)): the last sum is the only rounding of weight.
+    q, r, low = reduced(abs(x), pair=True)
     z = r * r
-    s, c = sin_reduced(r, z), cos_reduced(z)
-    even = (q & 1).eq(0)
-    y = where(even, s, c) / where(even, c, -s)
+    cube, p = z * r, horner(z, POLYNOMIALS["tan", "f32"])
+    y = fma(cube, p, r)
+    y = r + fma(cube, p, fma(y * y, low, low))
+    y = where((q & 1).eq(0), y, -1.0 / y)
     return xor_sign(y, x)

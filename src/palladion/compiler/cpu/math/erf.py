@@ -1,0 +1,76 @@
+"""The error function and its relatives: erf, erfc, erf_inv.
+
+erf is a polynomial in x**2 near zero; further out another one in f32, and 1 - exp(x P(x)) in f64. erfc(x) is
+exp(-x**2) t P(t) with t = 1 / (1 + x / 3), where x**2 is taken exactly, as two numbers, and t corrected by its residual.
+erf_inv(x) is x P(w) with w = -log(1 - x**2), or x P(sqrt(w)) for larger w.
+
+Sources: Giles, Approximating the erfinv function (GPU Computing Gems, 2011), for the variable w; Cody, Rational Chebyshev
+approximations for the error function (1969), for the shape of erfc. Coefficients: our own, by Remez (coefficients.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+from palladion.compiler.cpu.math.coefficients import POLYNOMIALS, TWO_LN2_HIGH, TWO_LN2_LOW
+from palladion.compiler.cpu.math.core import V, clamp, fma, horner, where
+from palladion.compiler.cpu.math.exp import LOG2_E, nearest, scaled_exp
+from palladion.compiler.cpu.math.log import combine, exponent, log1p_reduced, split
+
+
+def erf(x: V) -> V:
+    """The error function."""
+    t, a = x.format, abs(x)
+    near = fma(a, horner(x * x, POLYNOMIALS["erf_near", t.name]), a)
+    if t.bits == 32:
+        # Beyond 3.92 the result rounds to 1.
+        u = clamp(a, None, 3.93) - 2.4
+        far = horner(u, POLYNOMIALS["erf_far", "f32"])
+        y = where(a < 0.92, near, far)
+    else:
+        a = clamp(a, None, 5.95)
+        far = 1.0 - scaled_exp(a * horner(a, POLYNOMIALS["erf_far", "f64"]))
+        y = where(a < 1.0, near, far)
+    return y.copysign(x)
+
+
+def erfc(x: V) -> V:
+    """1 - erf(x), precise for large x."""
+    t = x.format
+    a = clamp(abs(x), None, 10.1 if t.bits == 32 else 27.3)
+    # u = 1 / (1 + a / 3) and its residual
+    third = a * (1 / 3)
+    u = 1.0 / (third + 1.0)
+    u = fma(u, fma(-u, third, 1.0 - u), u)
+    y = u * horner(u - 0.5, POLYNOMIALS["erfcx", t.name])
+    # exp(-a**2), as in exp.py, with the rounding of a * a put back
+    square = a * a
+    error = fma(a, a, -square)
+    m, s = nearest(square, -LOG2_E / 2)
+    r = fma(m, -TWO_LN2_LOW[t.name], fma(m, -TWO_LN2_HIGH[t.name], -square) - error)
+    e = horner(r, [1.0, 1.0, *POLYNOMIALS["exp", t.name]])
+    y = e * s * y * s
+    return where(x < 0.0, 2.0 - y, y)
+
+
+def erf_inv(x: V) -> V:
+    """The inverse of erf; infinite at -1 and 1, NaN outside."""
+    t = x.format
+    rest = fma(-x, x, 1.0)
+    m, e = split(rest)
+    w = -combine(exponent(e, t.name), log1p_reduced(m - 1.0))
+    s = w.sqrt()
+    if t.bits == 32:
+        p = where(
+            w < 5.0,
+            horner(w - 2.5, POLYNOMIALS["erf_inv_low", "f32"]),
+            horner(s - 3.0, POLYNOMIALS["erf_inv_high", "f32"]),
+        )
+    else:
+        middle = horner(s - 3.25, POLYNOMIALS["erf_inv_middle", "f64"])
+        high = horner(s - 5.0, POLYNOMIALS["erf_inv_high", "f64"])
+        low = horner(w - 2.5, POLYNOMIALS["erf_inv_low", "f64"])
+        p = where(w < 5.0, low, where(w < 16.0, middle, high))
+    y = x * p
+    a = abs(x)
+    return where(a < 1.0, y, where(a.eq(1.0), x * math.inf, math.nan))
