@@ -109,7 +109,7 @@ def noting_jax_errors(what: str, reason: str, *, advice: str | None = None) -> I
         fix = next((text for kind, text in _ADVICE if isinstance(error, kind)), None)
         if not getattr(error, "_noted", False) and jaxlink.raised_in_library(error):
             error._noted = True  # pyright: ignore[reportAttributeAccessIssue]  # the innermost kernel's note is enough
-            headline = f"JAX raised this in {what}{f': {reason}' if fix else '.'}"
+            headline = f"In {what}, {reason}" if fix else f"Raised in {what}."
             error.add_note(explain(headline, where=jaxlink.location_of_error(error), hint=fix and (advice or fix)))
         raise
 

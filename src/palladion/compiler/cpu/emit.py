@@ -197,17 +197,18 @@ class Emitter:
         """Whether a loop can, and should, run a vector at a time."""
         if s.ordered or s.reverse or self._vector is not None or not isinstance(s.extent, int):
             return False
-        if s.extent < self.lanes or not all(isinstance(t, ir.Store) for t in s.body):
+        if s.extent < self.lanes or not all(isinstance(t, (ir.Store, ir.Define)) for t in s.body):
             return False
         near = far = 0
         for t in s.body:
-            assert isinstance(t, ir.Store)
-            for node in (n for e in (*t.index, t.value) for n in ir.walk(e)):
+            for node in (n for e in ir.stmt_exprs(t) for n in ir.walk(e)):
                 if isinstance(node, ir.Reduce) and self._contiguous_in(node.body, node.var) > self._contiguous_in(
                     node.body, s.var
                 ):
                     return False  # the reduction is the better loop to vectorise
-            for buf, index in [(t.buf, t.index), *((n.buf, n.index) for n in _loads(t.value))]:
+            assert isinstance(t, (ir.Store, ir.Define))
+            written = [(t.buf, t.index)] if isinstance(t, ir.Store) else []
+            for buf, index in [*written, *((n.buf, n.index) for n in _loads(t.value))]:
                 step = self._step(buf, index, s.var)
                 near, far = near + (step == 1), far + (step not in (0, 1))
         return near > 0 or far == 0
@@ -278,6 +279,8 @@ class Emitter:
     def _compute(self, e: ir.Expr, varying: bool, lane0: bool) -> Any:
         if isinstance(e, ir.Var):
             value = self._vars[e.name][0]
+            if isinstance(e, ir.Local):
+                return extract(self.b, value, 0) if lane0 else value
             if not varying:
                 return value
             assert self._vector is not None
@@ -368,7 +371,7 @@ class Emitter:
         return depth, reads
 
     def _depends(self, e: ir.Expr, var: ir.Var) -> bool:
-        return any(n is var for n in ir.walk(e))
+        return any(n is var or isinstance(n, ir.Local) for n in ir.walk(e))
 
     # --- reductions -----------------------------------------------------------------------------------------------
     def _reduce(self, e: ir.Reduce) -> Any:
@@ -438,6 +441,6 @@ def _coefficient(e: ir.Expr, var: ir.Var) -> int | None:
         if e.name == "mul" and isinstance(e.args[1], ir.Const):
             part = _coefficient(e.args[0], var)
             return None if part is None else part * e.args[1].value
-    return 0 if not any(n is var for n in ir.walk(e)) else None
+    return 0 if not any(n is var or isinstance(n, ir.Local) for n in ir.walk(e)) else None
 
 

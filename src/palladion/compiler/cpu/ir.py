@@ -99,6 +99,11 @@ class Var(Expr):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Local(Var):
+    """A value that a statement of the same loop body has defined; in a vector loop, a vector."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Load(Expr):
     buf: Buf
     index: tuple[Expr, ...]

@@ -23,6 +23,7 @@ from palladion.compiler.cpu.builder import is_float, size_of
 from palladion.compiler.cpu.matmul_tile import Kind, kinds
 from palladion.compiler.cpu.pack import STORED, Operand
 
+SLICE_BYTES = 2048  # of a row of A in a slice of k; 1024 to 4096 are within a few per cent
 L1_SETS, LINE = 64, 64  # of the L1 cache: sets and bytes of a line; together a page, on all current cores
 
 
@@ -171,7 +172,7 @@ def _l1_ways() -> int:
 
 def _crowded(line: int, element: int, lines: int, elements: int, nbytes: int) -> bool:
     """Whether so many lines, read in step along k, fall on too few sets of the L1 cache for all to stay there."""
-    seen = {(i * line + k * element) * nbytes // LINE for i in range(lines) for k in range(0, elements, 1)}
+    seen = {(i * line + k * element) * nbytes // LINE for i in range(lines) for k in range(elements)}
     sets = [0] * L1_SETS
     for cache_line in seen:
         sets[cache_line % L1_SETS] += 1
@@ -184,70 +185,65 @@ def _split(total: int, most: int, multiple: int) -> int:
     return math.ceil(part / multiple) * multiple
 
 
+def _mode_of_a(spec: MatmulSpec, kind: Kind, rows: int, steps: int, tiles: int) -> str:
+    """How a panel of `rows` rows is read, `steps` lanes deep and by so many tiles."""
+    row, col = spec.a
+    lies_packed = STORED[spec.a_dtype] == kind.stored and not kind.flip_a
+    if kind.group > 1:  # the elements of a lane must lie side by side, all there, at whole lanes from the row above
+        lies_packed &= col == 1 and spec.k % kind.group == 0 and (row % kind.group == 0 or spec.m == 1)
+    if lies_packed and tiles > 4:  # else packing would not pay
+        nbytes = size_of(STORED[spec.a_dtype])
+        if abs(col) == 1:
+            lies_packed = not _crowded(row, col, rows, 1, nbytes)
+        else:
+            lies_packed = abs(row) == 1 and not _crowded(row, col, rows, min(steps, 64), nbytes)
+    return "direct" if lies_packed else "rows" if col == 1 else "side" if row == 1 else "elements"
+
+
 def _tiles(spec: MatmulSpec, swapped: bool, kind: Kind, host: target.Host) -> list[Plan]:
-    """The ways that go by tiles."""
+    """The ways that go by tiles: B as it lies, or packed in the way that its strides ask for."""
     lanes, group = host.lanes(size_of(kind.acc)), kind.group
+    wide, all_steps = -(-spec.n // lanes), -(-spec.k // group)
     rows, vectors = tile_shape(host, kind, spec.m)
-    vectors = min(vectors, -(-spec.n // lanes))
-    same_a = STORED[spec.a_dtype] == kind.stored and not kind.flip_a
-    same_b = STORED[spec.b_dtype] == kind.stored
-    wide = -(-spec.n // lanes)
+    vectors = min(vectors, wide)
     panels, tiles = -(-spec.m // rows), -(-wide // vectors)
-    most = 2048 // size_of(kind.lane)
-    total_steps = -(-spec.k // group)
-    slices = -(-total_steps // most)
+    # Slices of k keep a panel of B in the L2 cache however large the block; fewer mean fewer additions to C.
+    most = SLICE_BYTES // size_of(kind.lane)
+    slices = -(-all_steps // most)
     depth = spec.k if slices == 1 else _split(spec.k, most * group, 8 * group)
     steps = -(-depth // group)
-    nr, budget = lanes * vectors, 512 * 1024 if host.vector_bytes == 64 else 256 * 1024
-    columns = _split(spec.n, max(nr, budget // (steps * size_of(kind.lane)) // nr * nr), nr)
-    blocks = -(-spec.n // columns)
+    nr = lanes * vectors
+    room = (512 if host.vector_bytes == 64 else 256) * 1024  # half of a usual L2 cache
+    columns = _split(spec.n, max(nr, room // (steps * size_of(kind.lane)) // nr * nr), nr)
 
-    # A
-    row, col = spec.a
-    direct_a = same_a and (group == 1 or (col == 1 and spec.k % group == 0 and row % group == 0))
-    if same_a and group > 1 and spec.m == 1 and col == 1 and spec.k % group == 0:
-        direct_a = True
-    nbytes = size_of(STORED[spec.a_dtype])
-    if direct_a and group == 1 and tiles > 4:
-        if abs(col) == 1:
-            direct_a = not _crowded(row, col, rows, 1, nbytes)
-        else:
-            direct_a = abs(row) == 1 and not _crowded(row, col, rows, min(steps, 64), nbytes)
-    a_mode = "direct" if direct_a else "rows" if col == 1 else "side" if row == 1 else "elements"
-    per_element = {"direct": 0.0, "rows": 1.5 / lanes, "side": 1.5 * group / rows, "elements": 2.5 * group}[a_mode]
-    a_cost = blocks * spec.m * total_steps * per_element
-
-    found = []
-    modes = []
-    if spec.b[1] == 1:
-        modes.append("side")
-        if group == 1:
-            modes.append("direct")
-    elif spec.b[0] == 1:
-        modes.append("transpose")
-    else:
-        modes.append("elements")
+    a_mode = _mode_of_a(spec, kind, rows, steps, tiles)
+    a_cost = {"direct": 0.0, "rows": 1.5 / lanes, "side": 1.5 * group / rows, "elements": 2.5 * group}[a_mode]
+    a_cost *= -(-spec.n // columns) * spec.m * all_steps
     loads = max(1.0, (rows + vectors) / (rows * vectors))
-    compute = spec.m * wide * total_steps * loads / 2
+    compute = spec.m * wide * all_steps * loads / 2
     store = slices * spec.m * (wide if spec.c[1] == 1 else 2.0 * spec.n)
     calls = 12.0 * slices * panels * tiles
-    wide_host = host.vector_bytes == 64  # AVX-512 cores shift and convert while they multiply
-    for b_mode in modes:
-        vector_steps = total_steps * wide
-        b_cost = {
-            "direct": vector_steps
-            * panels
-            * (0.35 if same_b else _CONVERSION.get(spec.b_dtype, 0.35 if wide_host else 1.0)),
-            "side": vector_steps * (1.5 + group * (2.0 if same_b else 2.5)),
-            "transpose": vector_steps * 4.0,
-            "elements": 2.0 * spec.k * spec.n,
-        }[b_mode]
-        partial = slices > 1 and is_float(kind.acc) and size_of(STORED[spec.c_dtype]) < size_of(kind.acc)
-        cost = compute + a_cost + b_cost + store + calls
-        found.append(
-            Plan(spec, swapped, kind, lanes, False, a_mode, b_mode, rows, vectors, depth, columns, partial, cost, host)
+
+    as_it_is = STORED[spec.b_dtype] == kind.stored
+    usual = 0.35 if host.vector_bytes == 64 else 1.0  # AVX-512 cores convert while they multiply
+    reread = 0.35 if as_it_is else _CONVERSION.get(spec.b_dtype, usual)
+    ways = {
+        "direct": all_steps * wide * panels * reread,
+        "side": all_steps * wide * (1.5 + group * (2.0 if as_it_is else 2.5)),
+        "transpose": all_steps * wide * 4.0,
+        "elements": 2.0 * spec.k * spec.n,
+    }
+    row, col = spec.b
+    modes = ["side", "direct"][: 2 if group == 1 else 1] if col == 1 else ["transpose"] if row == 1 else ["elements"]
+    partial = slices > 1 and is_float(kind.acc) and size_of(STORED[spec.c_dtype]) < size_of(kind.acc)
+    rest = a_cost + compute + store + calls
+    return [
+        Plan(
+            spec, swapped, kind, lanes, False, a_mode, mode, rows, vectors, depth, columns, partial,
+            rest + ways[mode], host,
         )
-    return found
+        for mode in modes
+    ]  # fmt: skip
 
 
 def _dots(spec: MatmulSpec, swapped: bool, kind: Kind, host: target.Host) -> list[Plan]:

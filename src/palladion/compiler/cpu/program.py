@@ -16,6 +16,7 @@ import numpy as np
 
 from palladion import jaxlink
 from palladion.compiler.cpu import analysis, ir
+from palladion.compiler.cpu.fuse import fuse, shrink
 from palladion.compiler.cpu.lower import refs as lower_refs
 from palladion.compiler.cpu.lower.refs import Ref
 from palladion.compiler.cpu.lower.values import Lazy, Lowering, as_index, clamp_index, derived, of_const
@@ -240,7 +241,7 @@ class Builder:
         for k, w in enumerate(windows):
             if w.copied and self.jaxpr.invars[k] in written:
                 self._copy_out(ctx, w)
-        return Version(tuple(windows), tuple(ctx.block))
+        return Version(tuple(windows), shrink(fuse(ctx.block)))
 
     def _place(self, w: Window, index: Sequence[ir.Expr]) -> tuple[list[ir.Expr], ir.Expr | None]:
         """The array's element under an element of the block, and whether there is one."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 
-from palladion.compiler.cpu.math.coefficients import POLYNOMIALS, TWO_LN2_HIGH, TWO_LN2_LOW
+from palladion.compiler.cpu.math.coefficients import LN2_HIGH, LN2_LOW, POLYNOMIALS
 from palladion.compiler.cpu.math.core import V, clamp, fma, horner, where
-from palladion.compiler.cpu.math.exp import LOG2_E, nearest, scaled_exp
+from palladion.compiler.cpu.math.exp import LOG2_E, exp, expm1_reduced, nearest
 from palladion.compiler.cpu.math.log import combine, exponent, log1p_reduced, split
 
 
@@ -24,32 +24,36 @@ def erf(x: V) -> V:
     near = fma(a, horner(x * x, POLYNOMIALS["erf_near", t.name]), a)
     if t.bits == 32:
         # Beyond 3.92 the result rounds to 1.
-        u = clamp(a, None, 3.93) - 2.4
-        far = horner(u, POLYNOMIALS["erf_far", "f32"])
-        y = where(a < 0.92, near, far)
+        u = clamp(a, None, 3.93) - 2.5
+        y = where(a < 1.12, near, 1.0 + horner(u, POLYNOMIALS["erf_far", "f32"]))
     else:
         a = clamp(a, None, 5.95)
-        far = 1.0 - scaled_exp(a * horner(a, POLYNOMIALS["erf_far", "f64"]))
-        y = where(a < 1.0, near, far)
+        y = where(a < 1.0, near, 1.0 - exp(a * horner(a, POLYNOMIALS["erf_far", "f64"])))
     return y.copysign(x)
 
 
 def erfc(x: V) -> V:
     """1 - erf(x), precise for large x."""
+    # erfc(a) = exp(-a**2) w for a >= 0, with w = u P(u), u = 1 / (1 + a / 3). The roundings of u, P and their product are
+    # collected in `lost`, and those of a * a put back into the reduced argument: each alone may cost a whole ulp.
     t = x.format
     a = clamp(abs(x), None, 10.1 if t.bits == 32 else 27.3)
-    # u = 1 / (1 + a / 3) and its residual
     third = a * (1 / 3)
     u = 1.0 / (third + 1.0)
-    u = fma(u, fma(-u, third, 1.0 - u), u)
-    y = u * horner(u - 0.5, POLYNOMIALS["erfcx", t.name])
-    # exp(-a**2), as in exp.py, with the rounding of a * a put back
+    residual = fma(-u, third, 1.0 - u)
+    first, *rest = POLYNOMIALS["erfcx", t.name]
+    v = u - 0.5
+    inner = horner(v, rest)
+    p = fma(v, inner, first)
+    w = u * p
+    lost = fma(u, p, -w) + fma(w, residual, u * fma(v, inner, first - p))
+    # exp(-a**2) = (1 + q) 2**n, kept times 2**scale: above the subnormal numbers until the end.
+    scale = 64 if t.bits == 32 else 128
     square = a * a
-    error = fma(a, a, -square)
-    m, s = nearest(square, -LOG2_E / 2)
-    r = fma(m, -TWO_LN2_LOW[t.name], fma(m, -TWO_LN2_HIGH[t.name], -square) - error)
-    e = horner(r, [1.0, 1.0, *POLYNOMIALS["exp", t.name]])
-    y = e * s * y * s
+    n, s = nearest(square, -LOG2_E, scale)
+    r = fma(n, -LN2_HIGH[t.name], -square) - fma(n, LN2_LOW[t.name], fma(a, a, -square))
+    y = fma(w, expm1_reduced(r), lost) + w
+    y = y * s * 2.0**-scale
     return where(x < 0.0, 2.0 - y, y)
 
 
@@ -63,7 +67,7 @@ def erf_inv(x: V) -> V:
     if t.bits == 32:
         p = where(
             w < 5.0,
-            horner(w - 2.5, POLYNOMIALS["erf_inv_low", "f32"]),
+            horner(w, POLYNOMIALS["erf_inv_low", "f32"]),
             horner(s - 3.0, POLYNOMIALS["erf_inv_high", "f32"]),
         )
     else:

@@ -27,19 +27,14 @@ def nearest(x: V, scale: float, more: int = 0) -> tuple[V, V]:
     return shifted - rounder, (shifted.bits << t.mantissa).real
 
 
-def scaled_exp(x: V, scale: float = 1.0) -> V:
-    """exp(x) * scale for x within the range of `exp`, or NaN; scale: 1 or 0.5 (which never overflows early)."""
-    t = x.format
-    m, s = nearest(x, LOG2_E / 2)
-    r = fma(m, -TWO_LN2_LOW[t.name], fma(m, -TWO_LN2_HIGH[t.name], x))
-    p = horner(r, [1.0, 1.0, *POLYNOMIALS["exp", t.name]])
-    return p * s * (s if scale == 1 else s * scale)
-
-
 def exp(x: V) -> V:
     """e**x."""
-    low, high = (-104.0, 89.0) if x.format.bits == 32 else (-746.0, 710.0)
-    return scaled_exp(clamp(x, low, high))
+    t = x.format
+    low, high = (-104.0, 89.0) if t.bits == 32 else (-746.0, 710.0)
+    x = clamp(x, low, high)
+    m, s = nearest(x, LOG2_E / 2)
+    r = fma(m, -TWO_LN2_LOW[t.name], fma(m, -TWO_LN2_HIGH[t.name], x))
+    return horner(r, [1.0, 1.0, *POLYNOMIALS["exp", t.name]]) * s * s
 
 
 def exp2(x: V) -> V:

@@ -12,22 +12,28 @@ from __future__ import annotations
 import math
 
 from palladion.compiler.cpu.math.coefficients import POLYNOMIALS
-from palladion.compiler.cpu.math.core import V, clamp, fma, horner, where
-from palladion.compiler.cpu.math.exp import expm1_reduced, reduce, scaled_exp
+from palladion.compiler.cpu.math.core import V, clamp, fast_two_sum, fma, horner, where
+from palladion.compiler.cpu.math.exp import expm1_reduced, reduce
 from palladion.compiler.cpu.math.log import log1p_positive, log_positive
 
 
 def tanh(x: V) -> V:
     """Hyperbolic tangent."""
     # (1 - e) / (1 + e) with e = exp(-2 |x|) = s (1 + p): numerator and denominator from p, rounded once each.
-    r, s = reduce(clamp(abs(x) * -2.0, -60.0, None))
+    a = abs(x)
+    r, s = reduce(clamp(a * -2.0, -60.0, None))
     p = expm1_reduced(r)
-    return (fma(-s, p, 1.0 - s) / fma(s, p, 1.0 + s)).copysign(x)
+    y = fma(-s, p, 1.0 - s) / fma(s, p, 1.0 + s)
+    if x.format.bits == 32:
+        y = where(a < 0.625, _odd("tanh", a), y)
+    return y.copysign(x)
 
 
 def _half_exp(a: V) -> V:
     """exp(a) / 2 for a >= 0, which overflows only where sinh and cosh do."""
-    return scaled_exp(clamp(a, None, 90.0 if a.format.bits == 32 else 711.0), 0.5)
+    # By quarters: 2**n itself may be beyond the largest number.
+    r, s = reduce(clamp(a, None, 90.0 if a.format.bits == 32 else 711.0), -2)
+    return horner(r, [1.0, 1.0, *POLYNOMIALS["expm1", a.format.name]]) * s * 2.0
 
 
 def sinh(x: V) -> V:
@@ -57,7 +63,9 @@ def asinh(x: V) -> V:
     more = where(huge, x.like(1.0), 0.0)
     root = fma(a, a, 1.0).sqrt()
     if x.format.bits == 32:
-        large = log_positive(where(huge, a, a + root), more)
+        # The rounding of the sum, times the derivative 1 / (a + root) = root - a.
+        total, low = fast_two_sum(root, a)
+        large = log_positive(where(huge, a, total), more, low * (root - a))
         y = where(a < 1.0, _odd("asinh", a), large)
     else:
         y = log1p_positive(where(huge, a, a + a * a / (root + 1.0)), more)
@@ -71,7 +79,9 @@ def acosh(x: V) -> V:
     huge = x > 1 / x.format.epsilon
     more = where(huge, x.like(1.0), 0.0)
     if x.format.bits == 32:
-        large = log_positive(where(huge, x, x + fma(x, x, -1.0).sqrt()), more)
+        root = fma(x, x, -1.0).sqrt()
+        total, low = fast_two_sum(x, root)
+        large = log_positive(where(huge, x, total), more, low * (x - root))
         near = (t + t).sqrt() * horner(t, [1.0, *POLYNOMIALS["acosh", "f32"]])
         y = where(x < 2.0, near, large)
     else:

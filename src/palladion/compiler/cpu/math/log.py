@@ -85,16 +85,17 @@ def log2(x: V) -> V:
     return special(x, y + (exponent(e, x.format.name) + more))
 
 
-def log_positive(x: V, more: V | None = None) -> V:
-    """log(x) + more * ln 2 for normal finite x > 0; `more` is a whole number. Elsewhere anything."""
+def log_positive(x: V, more: V | None = None, small: V | None = None) -> V:
+    """log(x) + more * ln 2 + small for normal finite x > 0; `more` is a whole number. Elsewhere anything."""
     m, e = split(x)
     e = exponent(e, x.format.name)
-    return combine(e if more is None else e + more, log1p_reduced(m - 1.0))
+    y = log1p_reduced(m - 1.0)
+    return combine(e if more is None else e + more, y if small is None else y + small)
 
 
 def log1p_positive(x: V, more: V | None = None) -> V:
     """log(1 + x) + more * ln 2 for finite x > -1. Elsewhere anything."""
-    m, e = split(x + 1.0)
+    _, e = split(x + 1.0)
     scale = (x.like(4.0).bits - e).real  # 4 * 2**-e: a normal number for every e
     f = fma(x * 0.25, scale, fma(scale, 0.25, -1.0))
     e = exponent(e, x.format.name)
