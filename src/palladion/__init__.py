@@ -65,6 +65,7 @@ HOST = _jax.memory.Space.Host
 enable_debug_checks = config.state("debug_checks")
 enable_poison_buffers = config.state("poison_buffers")
 
+from palladion import cpu as cpu  # noqa: E402
 from palladion import fuser as fuser  # noqa: E402 - the fuser and the dialects stand on the language
 from palladion import mosaic_gpu as mosaic_gpu  # noqa: E402
 from palladion import tpu as tpu  # noqa: E402
@@ -97,6 +98,7 @@ __all__ = [
     "broadcast_to",
     "cdiv",
     "config",
+    "cpu",
     "debug_check",
     "debug_print",
     "delay",

@@ -1,7 +1,7 @@
 """The `palladion` command.
 
-    palladion run [--cpu {refuse,interpret}] FILE [ARGS...]     a Pallas program, unchanged, on Palladion
-    palladion run [--cpu {refuse,interpret}] -m MODULE [ARGS...]
+    palladion run [--cpu {refuse,interpret,native}] FILE [ARGS...]     a Pallas program, unchanged, on Palladion
+    palladion run [--cpu {refuse,interpret,native}] -m MODULE [ARGS...]
     palladion check FILE [ARGS...]                              the kernel calls it makes, and their mistakes
 
 `run` does what `python FILE` does (`__main__`, `sys.argv`, `sys.path`, exit status, tracebacks that start in the
@@ -37,14 +37,15 @@ options:
   --version               the version of Palladion and of JAX
 """
 
-_RUN_USAGE = """usage: palladion run [--cpu {refuse,interpret}] FILE [ARGS...]
-       palladion run [--cpu {refuse,interpret}] -m MODULE [ARGS...]
+_RUN_USAGE = """usage: palladion run [--cpu {refuse,interpret,native}] FILE [ARGS...]
+       palladion run [--cpu {refuse,interpret,native}] -m MODULE [ARGS...]
 
 Run a Pallas program as `python FILE ARGS...` would, with `jax.experimental.pallas` being Palladion.
 
 options:
   --cpu refuse            kernel calls without `interpret` fail on the CPU, as in Pallas (the default)
   --cpu interpret         they run in the reference interpreter
+  --cpu native            they are compiled to native code for this machine
   -m MODULE               run a module, as `python -m MODULE` does
   -h, --help              this text
 
@@ -119,8 +120,8 @@ def _parse_run(argv: Sequence[str]) -> _Run | None:
             return _Run(value, True, tuple(rest), cpu)
         if option != "--cpu":
             raise _UsageError(f"palladion run: there is no option {option!r}; a program's own options follow FILE")
-        if value not in ("refuse", "interpret"):
-            raise _UsageError(f"palladion run: --cpu takes refuse or interpret, not {value!r}")
+        if value not in ("refuse", "interpret", "native"):
+            raise _UsageError(f"palladion run: --cpu takes refuse, interpret or native, not {value!r}")
         cpu = value
     if not rest:
         raise _UsageError("palladion run: no FILE given")

@@ -10,7 +10,7 @@ changing one never reuses a kernel that was traced under another value.
 
 | option         | values                             | meaning |
 |----------------|------------------------------------|---------|
-| cpu            | "refuse" (default), "interpret"    | what a kernel call without `interpret` does on the CPU |
+| cpu            | "refuse" (default), "interpret", "native" | what a kernel call without `interpret` does on the CPU |
 | debug_checks   | False (default), True              | `pl.debug_check` and checks of run-time indices are on |
 | poison_buffers | False (default), True              | compiled targets fill new buffers with NaN, as interpreters do |
 | interpret      | None (default), or a value of `interpret=` | replaces `interpret=False` of every call |
@@ -96,12 +96,12 @@ _OPTIONS: dict[str, Option] = {
     for option in (
         Option(
             "cpu",
-            ("refuse", "interpret"),
+            ("refuse", "interpret", "native"),
             jaxlink.enum_state(
                 "palladion_cpu",
-                ("refuse", "interpret"),
+                ("refuse", "interpret", "native"),
                 "refuse",
-                "What a kernel call without `interpret` does on the CPU: refuse (as Pallas does) or interpret.",
+                "What a kernel call without `interpret` does on the CPU: refuse (as Pallas does), interpret, or compile.",
             ),
         ),
         Option(

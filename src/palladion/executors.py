@@ -18,12 +18,14 @@ from palladion.errors import TargetNotBuilt, kind_of, mistake
 # on concrete arrays offers `run(*args, **params)` instead.
 REFERENCE = "palladion.reference.interpret"
 EAGER = "palladion.reference.eager"
+NATIVE_CPU = "palladion.compiler.cpu.compile"
 
 WAYS_OUT = (
     "Ways out:\n"
     "  - interpret=True             the plain meaning of the kernel, compiled by XLA\n"
     "  - interpret=pl.EagerParams() the kernel's Python, program by program: print, breakpoint, assert\n"
-    "  - palladion.config.cpu = 'interpret', or `palladion run --cpu interpret FILE`, for a whole program\n"
+    "  - compiler_params=plcpu.CompilerParams(), with `from palladion import cpu as plcpu`: native code\n"
+    "  - palladion.config.cpu = 'interpret' or 'native', or `palladion run --cpu interpret FILE`, for a program\n"
     "  - run it on a machine with a TPU or GPU, once Palladion has a compiler for it"
 )
 
@@ -63,14 +65,19 @@ def is_eager(interpret: Any) -> bool:
     return not isinstance(interpret, bool)
 
 
-def for_lowering(platform: str, interpret: Any) -> Any:
+def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> Any:
     """The executor module whose `lower` handles a call, or the error that the user gets.
 
     Raises:
       ValueError: on the CPU without interpret (the tutorial's words). TargetNotBuilt: on TPU and GPU.
     """
-    if interpret is True or (platform == "cpu" and config.get("cpu") == "interpret"):
+    if interpret is True:
         return importlib.import_module(REFERENCE)
+    if platform == "cpu" and interpret is False:
+        native = type(compiler_params).__module__.startswith("palladion.language.cpu.")
+        wanted = "native" if native else config.get("cpu")
+        if wanted != "refuse":
+            return importlib.import_module({"native": NATIVE_CPU, "interpret": REFERENCE}[wanted])
     if is_eager(interpret):
         raise ValueError(
             "interpret=pl.EagerParams(...) runs the kernel's Python on concrete arrays, so it cannot stand inside "

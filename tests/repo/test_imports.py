@@ -26,7 +26,7 @@ FLOORS = (
     ("language",),
     ("reference", "simulator", "compiler", "emulator"),
     ("report", "autodiff", "library"),
-    ("__init__", "__main__", "tpu", "mosaic_gpu", "triton", "cpu", "dropin", "cli"),
+    ("__init__", "__main__", "tpu", "mosaic_gpu", "triton", "cpu", "fuser", "dropin", "cli"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # On these floors the rooms form one unit. On the others they are alternatives that do not know each other.

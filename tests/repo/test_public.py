@@ -8,7 +8,14 @@ import types
 
 import pytest
 
-NAMESPACES = ("palladion", "palladion.tpu", "palladion.triton", "palladion.mosaic_gpu")
+NAMESPACES = (
+    "palladion",
+    "palladion.tpu",
+    "palladion.triton",
+    "palladion.mosaic_gpu",
+    "palladion.cpu",
+    "palladion.fuser",
+)
 
 
 def own_doc(name: str, value: object) -> str:
@@ -43,7 +50,8 @@ def public(namespace: str) -> dict[str, object]:
 def test_every_public_name_has_a_docstring(namespace):
     names = public(namespace)
     assert names
-    silent = [name for name, value in names.items() if len(own_doc(name, value).split()) < 3]
+    ours = {name: v for name, v in names.items() if not type(v).__module__.startswith("jax")}  # not JAX's own objects
+    silent = [name for name, value in ours.items() if len(own_doc(name, value).split()) < 3]
     assert not silent, f"without a docstring in {namespace}: {', '.join(silent)}"
 
 

@@ -84,7 +84,7 @@ def _abstract_eval(*avals, jaxpr, out_avals, **_):
 
 def _lowering(platform):
     def rule(ctx, *args, **params):
-        return executors.for_lowering(platform, params["interpret"]).lower(ctx, *args, **params)
+        return executors.for_lowering(platform, params["interpret"], params["compiler_params"]).lower(ctx, *args, **params)
 
     return rule
 

@@ -13,10 +13,8 @@ cache. And a block of B, kept in L2, is the outermost thing packed: programs of 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
-import pathlib
 
 from palladion.compiler.cpu import target
 from palladion.compiler.cpu.builder import is_float, size_of
@@ -159,24 +157,21 @@ def tile_shape(host: target.Host, kind: Kind, m: int) -> tuple[int, int]:
 _CONVERSION = {"float8_e5m2": 1.5, "float8_e4m3fn": 4.0}  # cycles a vector, where it is more than an instruction or two
 
 
-@functools.cache
-def _l1_ways() -> int:
-    """Lines of the L1 data cache that can have the same place in a page: 8 of 32 KB, 12 of 48 KB."""
-    cache = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index0")
-    try:
-        kind, size = (cache / "type").read_text().strip(), (cache / "size").read_text().strip()
-    except OSError:  # some containers hide it
-        return 8
-    return max(8, 1024 * int(size[:-1]) // (L1_SETS * LINE)) if kind == "Data" and size.endswith("K") else 8
+# With 48 KB of L1 data cache, 12 lines for each place in a page; others have 32 KB and 8 lines, or more. By name and
+# not read from the system, so that equal machines get equal plans: code cached by one may run on another.
+_TWELVE_WAYS = tuple(
+    "icelake tigerlake rocketlake alderlake raptorlake meteorlake arrowlake lunarlake sapphirerapids emeraldrapids "
+    "graniterapids znver5".split()
+)
 
 
-def _crowded(line: int, element: int, lines: int, elements: int, nbytes: int) -> bool:
+def _crowded(line: int, element: int, lines: int, elements: int, nbytes: int, host: target.Host) -> bool:
     """Whether so many lines, read in step along k, fall on too few sets of the L1 cache for all to stay there."""
     seen = {(i * line + k * element) * nbytes // LINE for i in range(lines) for k in range(elements)}
     sets = [0] * L1_SETS
     for cache_line in seen:
         sets[cache_line % L1_SETS] += 1
-    return max(sets) > _l1_ways()
+    return max(sets) > (12 if host.cpu.startswith(_TWELVE_WAYS) else 8)
 
 
 def _split(total: int, most: int, multiple: int) -> int:
@@ -185,7 +180,7 @@ def _split(total: int, most: int, multiple: int) -> int:
     return math.ceil(part / multiple) * multiple
 
 
-def _mode_of_a(spec: MatmulSpec, kind: Kind, rows: int, steps: int, tiles: int) -> str:
+def _mode_of_a(spec: MatmulSpec, kind: Kind, host: target.Host, rows: int, steps: int, tiles: int) -> str:
     """How a panel of `rows` rows is read, `steps` lanes deep and by so many tiles."""
     row, col = spec.a
     lies_packed = STORED[spec.a_dtype] == kind.stored and not kind.flip_a
@@ -194,9 +189,9 @@ def _mode_of_a(spec: MatmulSpec, kind: Kind, rows: int, steps: int, tiles: int) 
     if lies_packed and tiles > 4:  # else packing would not pay
         nbytes = size_of(STORED[spec.a_dtype])
         if abs(col) == 1:
-            lies_packed = not _crowded(row, col, rows, 1, nbytes)
+            lies_packed = not _crowded(row, col, rows, 1, nbytes, host)
         else:
-            lies_packed = abs(row) == 1 and not _crowded(row, col, rows, min(steps, 64), nbytes)
+            lies_packed = abs(row) == 1 and not _crowded(row, col, rows, min(steps, 64), nbytes, host)
     return "direct" if lies_packed else "rows" if col == 1 else "side" if row == 1 else "elements"
 
 
@@ -216,7 +211,7 @@ def _tiles(spec: MatmulSpec, swapped: bool, kind: Kind, host: target.Host) -> li
     room = (512 if host.vector_bytes == 64 else 256) * 1024  # half of a usual L2 cache
     columns = _split(spec.n, max(nr, room // (steps * size_of(kind.lane)) // nr * nr), nr)
 
-    a_mode = _mode_of_a(spec, kind, rows, steps, tiles)
+    a_mode = _mode_of_a(spec, kind, host, rows, steps, tiles)
     a_cost = {"direct": 0.0, "rows": 1.5 / lanes, "side": 1.5 * group / rows, "elements": 2.5 * group}[a_mode]
     a_cost *= -(-spec.n // columns) * spec.m * all_steps
     loads = max(1.0, (rows + vectors) / (rows * vectors))

@@ -36,7 +36,10 @@ def force_gpu_interpret_mode(
 ) -> contextlib.AbstractContextManager[Any]:
     """The same for the calls traced in a block: `with plgpu.force_gpu_interpret_mode(): ...`.
 
-    Arguments and errors are those of `set_gpu_interpret_mode`.
+    Arguments:
+      params: parameters of the simulated GPU; None ends the mode within the block.
+
+    Errors are those of `set_gpu_interpret_mode`.
     """
     return config.state(_OPTION)(_checked(params))
 

@@ -36,7 +36,10 @@ def force_tpu_interpret_mode(
 ) -> contextlib.AbstractContextManager[Any]:
     """The same for the calls traced in a block: `with pltpu.force_tpu_interpret_mode(): ...`.
 
-    Arguments and errors are those of `set_tpu_interpret_mode`.
+    Arguments:
+      params: parameters of the simulated TPU; None ends the mode within the block.
+
+    Errors are those of `set_tpu_interpret_mode`.
     """
     return config.state(_OPTION)(_checked(params))
 

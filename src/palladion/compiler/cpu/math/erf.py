@@ -1,7 +1,7 @@
 """The error function and its relatives: erf, erfc, erf_inv.
 
 erf is a polynomial in x**2 near zero; further out another one in f32, and 1 - exp(x P(x)) in f64. erfc(x) is
-exp(-x**2) t P(t) with t = 1 / (1 + x / 3), where x**2 is taken exactly, as two numbers, and t corrected by its residual.
+exp(-x**2) t P(t) with t = 1 / (1 + x / 2), where x**2 is taken exactly, as two numbers, and t corrected by its residual.
 erf_inv(x) is x P(w) with w = -log(1 - x**2), or x P(sqrt(w)) for larger w.
 
 Sources: Giles, Approximating the erfinv function (GPU Computing Gems, 2011), for the variable w; Cody, Rational Chebyshev
@@ -18,10 +18,15 @@ from palladion.compiler.cpu.math.exp import LOG2_E, exp, expm1_reduced, nearest
 from palladion.compiler.cpu.math.log import combine, exponent, log1p_reduced, split
 
 
+def _erf_near(x: V) -> V:
+    """erf(x) for |x| up to 1.12 (f64: 1)."""
+    return fma(x, horner(x * x, POLYNOMIALS["erf_near", x.format.name]), x)
+
+
 def erf(x: V) -> V:
     """The error function."""
     t, a = x.format, abs(x)
-    near = fma(a, horner(x * x, POLYNOMIALS["erf_near", t.name]), a)
+    near = _erf_near(a)
     if t.bits == 32:
         # Beyond 3.92 the result rounds to 1.
         u = clamp(a, None, 3.93) - 2.5
@@ -34,13 +39,14 @@ def erf(x: V) -> V:
 
 def erfc(x: V) -> V:
     """1 - erf(x), precise for large x."""
-    # erfc(a) = exp(-a**2) w for a >= 0, with w = u P(u), u = 1 / (1 + a / 3). The roundings of u, P and their product are
+    # From 1/2, erfc(a) = exp(-a**2) w with w = u P(u), u = 1 / (1 + a / 2). The roundings of u, P and their product are
     # collected in `lost`, and those of a * a put back into the reduced argument: each alone may cost a whole ulp.
     t = x.format
+    near = 1.0 - _erf_near(x)
     a = clamp(abs(x), None, 10.1 if t.bits == 32 else 27.3)
-    third = a * (1 / 3)
-    u = 1.0 / (third + 1.0)
-    residual = fma(-u, third, 1.0 - u)
+    half = a * 0.5
+    u = 1.0 / (half + 1.0)
+    residual = fma(-u, half, 1.0 - u)
     first, *rest = POLYNOMIALS["erfcx", t.name]
     v = u - 0.5
     inner = horner(v, rest)
@@ -54,7 +60,7 @@ def erfc(x: V) -> V:
     r = fma(n, -LN2_HIGH[t.name], -square) - fma(n, LN2_LOW[t.name], fma(a, a, -square))
     y = fma(w, expm1_reduced(r), lost) + w
     y = y * s * 2.0**-scale
-    return where(x < 0.0, 2.0 - y, y)
+    return where(abs(x) < 0.5, near, where(x < 0.0, 2.0 - y, y))
 
 
 def erf_inv(x: V) -> V:
@@ -65,16 +71,14 @@ def erf_inv(x: V) -> V:
     w = -combine(exponent(e, t.name), log1p_reduced(m - 1.0))
     s = w.sqrt()
     if t.bits == 32:
-        p = where(
-            w < 5.0,
-            horner(w, POLYNOMIALS["erf_inv_low", "f32"]),
-            horner(s - 3.0, POLYNOMIALS["erf_inv_high", "f32"]),
-        )
+        # x P as x (P - c) + c x with c = 1 or 2, so that only the last rounding counts.
+        small = w < 5.0
+        low, high = horner(w, POLYNOMIALS["erf_inv_low", "f32"]), horner(s - 3.0, POLYNOMIALS["erf_inv_high", "f32"])
+        y = fma(x, where(small, low, high), where(small, x, x + x))
     else:
         middle = horner(s - 3.25, POLYNOMIALS["erf_inv_middle", "f64"])
         high = horner(s - 5.0, POLYNOMIALS["erf_inv_high", "f64"])
         low = horner(w - 2.5, POLYNOMIALS["erf_inv_low", "f64"])
-        p = where(w < 5.0, low, where(w < 16.0, middle, high))
-    y = x * p
+        y = x * where(w < 5.0, low, where(w < 16.0, middle, high))
     a = abs(x)
     return where(a < 1.0, y, where(a.eq(1.0), x * math.inf, math.nan))

@@ -65,7 +65,7 @@ def asinh(x: V) -> V:
     if x.format.bits == 32:
         # The rounding of the sum, times the derivative 1 / (a + root) = root - a.
         total, low = fast_two_sum(root, a)
-        large = log_positive(where(huge, a, total), more, low * (root - a))
+        large = log_positive(where(huge, a, total), more, where(huge, 0.0, low * (root - a)))
         y = where(a < 1.0, _odd("asinh", a), large)
     else:
         y = log1p_positive(where(huge, a, a + a * a / (root + 1.0)), more)
@@ -81,8 +81,9 @@ def acosh(x: V) -> V:
     if x.format.bits == 32:
         root = fma(x, x, -1.0).sqrt()
         total, low = fast_two_sum(x, root)
-        large = log_positive(where(huge, x, total), more, low * (x - root))
-        near = (t + t).sqrt() * horner(t, [1.0, *POLYNOMIALS["acosh", "f32"]])
+        large = log_positive(where(huge, x, total), more, where(huge, 0.0, low * (x - root)))
+        near = (t + t).sqrt()
+        near = fma(near, t * horner(t, POLYNOMIALS["acosh", "f32"]), near)
         y = where(x < 2.0, near, large)
     else:
         y = log1p_positive(where(huge, x, t + fma(t, t, t + t).sqrt()), more)
