@@ -20,7 +20,7 @@ from palladion.compiler.cpu.lower.elementwise import convert, is_narrow_float, s
 from palladion.compiler.cpu.lower.reduce import reduce_axes
 from palladion.compiler.cpu.lower.refs import Ref
 from palladion.compiler.cpu.lower.shapes import transpose
-from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, derived, of_buffer
+from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, derived, of_buffer, set_patterns
 
 _INPUTS = tuple(map(jnp.dtype, (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16, jnp.int8, jnp.uint8, jnp.int32)))
 
@@ -145,7 +145,8 @@ def accumulations(jaxpr: Any) -> dict[int, tuple[int, int, int]]:
         dtype = dot.outvars[0].aval.dtype
         fits = _accumulator(*(v.aval.dtype for v in dot.invars), dtype) == dtype == ref.aval.dtype
         between = [e for j, e in enumerate(jaxpr.eqns[get_k + 1 : k], get_k + 1) if j not in (dot_k, add_k)]
-        if plain and fits and not any(v is ref for e in between for v in e.invars) and not is_narrow_float(dtype):
+        quiet = not any(v is ref for e in between for v in e.invars) and not any(map(jaxlink.written_vars, between))
+        if plain and fits and quiet and not is_narrow_float(dtype):
             found[k] = (get_k, dot_k, add_k)
     return found
 
@@ -177,6 +178,9 @@ def accumulate(ctx: Lowering, eqn, ref: Ref, a: Lazy, b: Lazy) -> None:
         return
     view = ir.View(buf, tuple(ir.index(0) for _ in shape), tuple(s or 0 for s in strides))  # pyright: ignore
     product(ctx, eqn, a, b, view, accumulate=True)
+
+
+set_patterns(accumulations, accumulate)
 
 
 # --- convolution ----------------------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ class _View:
     Attributes:
       place: from an index of the view to one of the buffer.
       affine: set while the view is strided.
-      cast: the buffer's dtype where the view's differs.
+      pieces: how many elements of the buffer, one row below the other, make one of the view (a bitcast to a wider
+        type).
     """
 
     buf: ir.Buf
@@ -63,15 +64,31 @@ class _View:
     dtype: Any
     place: Callable[[Index], Index]
     affine: Affine | None
+    pieces: int = 1
+
+    def piece(self, index: Index, k: int) -> Index:
+        """The place of the k-th element of the buffer that makes an element of the view."""
+        place = self.place(index)
+        return (*place[:-2], ir.add(ir.mul(place[-2], self.pieces), k), place[-1]) if self.pieces > 1 else place
 
     def read(self) -> Lazy:
         cast = jnp.dtype(self.dtype) != self.buf.dtype
+        wide, narrow = _unsigned(self.dtype), _unsigned(self.buf.dtype)
 
         def at(index):
-            e = ir.Load(self.buf.dtype, self.buf, self.place(index))
-            return op("bitcast", self.dtype, e) if cast else e
+            if self.pieces == 1:
+                e = ir.Load(self.buf.dtype, self.buf, self.place(index))
+                return op("bitcast", self.dtype, e) if cast else e
+            total = None
+            for k in range(self.pieces):
+                e = ir.Load(self.buf.dtype, self.buf, self.piece(index, k))
+                e = op("convert", wide, op("bitcast", narrow, e))
+                e = op("shift_left", wide, e, ir.Const(wide, k * narrow.itemsize * 8))
+                total = e if total is None else op("or", wide, total, e)
+            assert total is not None
+            return op("bitcast", self.dtype, total)
 
-        affine = None if cast else self.affine
+        affine = None if cast or self.pieces > 1 else self.affine
         return Lazy(self.shape, self.dtype, at, memories=frozenset([self.buf.memory]), cost=1, affine=affine)
 
 
@@ -100,7 +117,37 @@ def _step(ctx: Lowering, eqn, ref: Ref, v: _View, transform: Any) -> _View:
             return _reshaped(v, tuple(transform.shape))
         case jaxlink.BitcastTransform() if jnp.dtype(transform.dtype).itemsize == jnp.dtype(v.dtype).itemsize:
             return dataclasses.replace(v, dtype=jnp.dtype(transform.dtype))
+        case jaxlink.BitcastTransform() if v.dtype == v.buf.dtype and v.pieces == 1:
+            return _recast(v, jnp.dtype(transform.dtype))
     raise RULES.unsupported(eqn)
+
+
+def _unsigned(dtype: Any) -> Any:
+    return jnp.dtype(f"uint{jnp.dtype(dtype).itemsize * 8}")
+
+
+def _recast(v: _View, dtype: Any) -> _View:
+    """Elements of another width, with the second-to-last dimension scaled (Pallas:TPU's rule)."""
+    buf = v.buf
+    old, new = buf.dtype.itemsize, dtype.itemsize
+    if new > old:
+        ratio = new // old
+        shape = (*v.shape[:-2], v.shape[-2] // ratio, v.shape[-1])
+        return _View(buf, shape, dtype, v.place, None, ratio)
+    ratio = old // new
+    # The same bytes as rows of `ratio` parts; a part is the innermost step in memory.
+    *outer, rows, columns = buf.strides
+    strides = (*(s * ratio for s in outer), rows * ratio, 1, columns * ratio)
+    parts = ir.Buf(
+        buf.name, (*buf.shape[:-1], ratio, buf.shape[-1]), dtype, strides, buf.kind, buf.memory, buf.root or buf
+    )
+
+    def place(index):
+        row = index[-2]
+        at = v.place((*index[:-2], _divide("div", row, ratio), index[-1]))
+        return (*at[:-1], _divide("rem", row, ratio), at[-1])
+
+    return _View(parts, (*v.shape[:-2], v.shape[-2] * ratio, v.shape[-1]), dtype, place, None)
 
 
 def _reshaped(v: _View, shape: tuple[int, ...]) -> _View:
@@ -226,6 +273,20 @@ def _swap(ctx: Lowering, eqn, ref: Ref, new: Lazy, *flat) -> Lazy | None:
 
 def store(ctx: Lowering, view: _View, new: Lazy) -> None:
     """Write a value to a view."""
+    if view.pieces > 1:
+        wide, narrow = _unsigned(view.dtype), _unsigned(view.buf.dtype)
+        ctx.before_write(view.buf, new)
+        ctx.materialise(new, copy=view.buf.memory in new.memories)
+
+        def one(index):
+            bits = op("bitcast", wide, new.at(index))
+            for k in range(view.pieces):
+                part = op("shift_right_logical", wide, bits, ir.Const(wide, k * narrow.itemsize * 8))
+                part = op("bitcast", view.buf.dtype, op("convert", narrow, part))
+                ctx.emit(ir.Store(view.buf, view.piece(index, k), part))
+
+        ctx.loops(view.shape, one)
+        return
     if jnp.dtype(view.dtype) != view.buf.dtype:
         new = Lazy(
             new.shape,

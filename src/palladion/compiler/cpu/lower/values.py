@@ -250,15 +250,28 @@ class Lowering:
         frame.update((v, of_array(c)) for v, c in zip(jaxpr.constvars, jaxpr.consts))
         uses = _uses(jaxpr)
         self._frames.append(frame)
+        sums = _PATTERNS[0](jaxpr) if _PATTERNS else {}
+        skipped = {k for get, _, add in sums.values() for k in (get, add)}
+        products = {product: k for k, (_, product, _) in sums.items()}
+        waiting: dict[int, Any] = {}
         try:
-            for eqn in jaxpr.eqns:
+            for number, eqn in enumerate(jaxpr.eqns):
                 rule = RULES.get(eqn.primitive)
                 if rule is None:
                     raise RULES.unsupported(eqn)
-                inputs = [_read(frame, a) for a in eqn.invars]
+                known = [a for a in eqn.invars if isinstance(a, jaxlink.Literal) or a in frame]
+                inputs = [_read(frame, a) for a in known]
                 for a in eqn.invars:  # forget what is used for the last time, so that no store keeps it alive
                     if not isinstance(a, jaxlink.Literal) and uses.drop(a):
                         frame.pop(a, None)
+                if number in skipped:
+                    continue
+                if number in products:
+                    waiting[products[number]] = eqn, inputs
+                    continue
+                if number in waiting:
+                    _PATTERNS[1](self, waiting[number][0], inputs[0], *waiting.pop(number)[1])
+                    continue
                 self.wanted = [not isinstance(v, jaxlink.DropVar) and uses.count(v) > 0 for v in eqn.outvars]
                 outputs = rule(self, eqn, *inputs)
                 del inputs
@@ -272,6 +285,15 @@ class Lowering:
             return [_read(frame, a) for a in jaxpr.outvars]
         finally:
             self._frames.pop()
+
+
+# How `ref[...] += dot(…)` is found and emitted; dot.py fills it in, as it stands on this module.
+_PATTERNS: list[Callable] = []
+
+
+def set_patterns(find: Callable, emit: Callable) -> None:
+    """Give the functions that find accumulations into Refs in a jaxpr, and that emit them."""
+    _PATTERNS[:] = [find, emit]
 
 
 class _Uses:
@@ -302,7 +324,9 @@ def _read(frame: dict[Any, Any], atom: Any) -> Any:
 
 
 def _reads_only_at(e: ir.Expr, buf: ir.Buf, place: Index) -> bool:
-    """Whether an expression reads the memory of `buf` only from the element at `place`."""
+    """Whether an expression reads the memory of `buf` only from the element at `place`, and no other element has it."""
+    if any(isinstance(n, ir.Load) and any(not isinstance(i, ir.Const) for i in n.index) for p in place for n in ir.walk(p)):
+        return False  # an index array may name an element twice
     for node in ir.walk(e):
         if isinstance(node, ir.Load) and node.buf.memory == buf.memory:
             same = node.buf is buf or node.buf.strides == buf.strides

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from palladion.compiler.cpu.math.coefficients import LN2_HIGH, LN2_LOW, POLYNOMIALS
-from palladion.compiler.cpu.math.core import V, clamp, fma, horner, where
+from palladion.compiler.cpu.math.core import V, clamp, fast_two_sum, fma, horner, where
 from palladion.compiler.cpu.math.exp import LOG2_E, exp, expm1_reduced, nearest
 from palladion.compiler.cpu.math.log import combine, exponent, log1p_reduced, split
 
@@ -46,13 +46,15 @@ def erfc(x: V) -> V:
     a = clamp(abs(x), None, 10.1 if t.bits == 32 else 27.3)
     half = a * 0.5
     u = 1.0 / (half + 1.0)
-    residual = fma(-u, half, 1.0 - u)
-    first, *rest = POLYNOMIALS["erfcx", t.name]
+    rest, rest_low = fast_two_sum(u.like(1.0), -u)
+    residual = fma(-u, half, rest) + rest_low
+    first, *others = POLYNOMIALS["erfcx", t.name]
     v = u - 0.5
-    inner = horner(v, rest)
+    inner = horner(v, others)
     p = fma(v, inner, first)
     w = u * p
-    lost = fma(u, p, -w) + fma(w, residual, u * fma(v, inner, first - p))
+    # d(u P) = (P + u P') du with du = u * residual; `inner` is near enough to P'.
+    lost = fma(u, fma(residual, fma(u, inner, p), fma(v, inner, first - p)), fma(u, p, -w))
     # exp(-a**2) = (1 + q) 2**n, kept times 2**scale: above the subnormal numbers until the end.
     scale = 64 if t.bits == 32 else 128
     square = a * a
