@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
+import select
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -53,6 +54,9 @@ Options stand before FILE; what follows FILE or MODULE goes to the program.
 """
 
 
+_PIPE_BROKEN = 141  # 128 + SIGPIPE, as shells report a command whose reader has left
+
+
 class _UsageError(Exception):
     """What is wrong with a command line, in one sentence."""
 
@@ -64,10 +68,22 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments after the program's name; default: those of this process.
 
     Returns:
-      the exit status: 0, or 2 for a command line that cannot be understood; that of `check` for `check`. A program's
+      the exit status: 0, or 2 for a command line that cannot be understood; that of `check` for `check`; 141 when
+      nobody reads standard output any longer. A program's
       own exit status and exceptions (SystemExit too) come out of `run` as they are.
     """
-    command, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
+    try:
+        status = _command(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, for what Python writes at its own end cannot be caught
+        return status
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return _PIPE_BROKEN
+
+
+def _command(argv: list[str]) -> int:
+    command, *rest = argv or [""]
     try:
         if command in _COMMANDS:
             return _COMMANDS[command](rest)
@@ -84,6 +100,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{error}.\n  the commands are {names}; palladion --help says more", file=sys.stderr)
         return 2
     return 0
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe without a reader (`palladion check FILE | head`); it then goes to nowhere.
+
+    Any other broken pipe, such as a socket of the program's, is an error like all others.
+    """
+    try:
+        out = sys.stdout.fileno()
+        poll = select.poll()
+    except (AttributeError, OSError, ValueError):  # a stdout without a file, or a system without poll
+        return False
+    poll.register(out, 0)  # errors are always told
+    if not poll.poll(0):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, out)
+    os.close(nowhere)
+    return True
 
 
 def _check(argv: Sequence[str]) -> int:

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from palladion import jaxlink
-from palladion.errors import kind_of, mistake
+from palladion.errors import explain, kind_of, mistake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,17 +91,32 @@ def _default_cache_dir() -> str:
     return os.environ.get("PALLADION_CACHE_DIR", os.path.join(base, "palladion"))
 
 
+def _check_environment(variable: str, values: tuple[str, ...], shown: tuple[str, ...]) -> None:
+    """Refuse a value that JAX's states would refuse as one of JAX's flags."""
+    value = os.environ.get(variable)
+    if value is not None and value not in values:
+        hint = f"{variable} is {', '.join(shown)}, or not set"
+        raise ValueError(explain(f"The environment variable {variable} cannot be {value!r}.", hint=hint))
+
+
+_CPU = ("refuse", "interpret", "native")
+_WORDS = ("0", "1", "false", "true", "n", "y", "no", "yes", "f", "t", "off", "on")
+_TRUTH = (*_WORDS, *map(str.upper, _WORDS), *map(str.title, _WORDS))
+_check_environment("PALLADION_CPU", _CPU, _CPU)
+for _name in ("PALLADION_DEBUG_CHECKS", "PALLADION_POISON_BUFFERS"):
+    _check_environment(_name, _TRUTH, _TRUTH[:2])
+
 _OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
         Option(
             "cpu",
-            ("refuse", "interpret", "native"),
+            _CPU,
             jaxlink.enum_state(
                 "palladion_cpu",
-                ("refuse", "interpret", "native"),
+                _CPU,
                 "refuse",
-                "What a kernel call without `interpret` does on the CPU: refuse (as Pallas does), interpret, or compile.",
+                "What a kernel call without `interpret` does on the CPU: refuse (as in Pallas), interpret, or compile.",
             ),
         ),
         Option(

@@ -26,7 +26,6 @@ from jax._src import (
     core,
     custom_derivatives,
     debugging,
-    dispatch,
     flattree,
     pjit,
     source_info_util,
@@ -51,8 +50,8 @@ from jax._src.indexing import ds as ds
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import partial_eval
-from jax._src.lax.control_flow import loops
 from jax._src.lax import lax as lax_internal
+from jax._src.lax.control_flow import loops
 from jax._src.random import prng as _prng
 from jax._src.random import threefry2x32 as _threefry
 from jax._src.state import indexing as state_indexing
@@ -315,9 +314,29 @@ traceback_util.register_exclusion(PACKAGE_DIR)
 
 
 # --- the pallas_call primitive ------------------------------------------------------------------------------------
-def compile_and_run(primitive: Primitive) -> Callable:
-    """JAX's implementation of a primitive by its lowering rule: compiled once per parameters and types."""
-    return functools.partial(dispatch.apply_primitive, primitive)
+def compile_and_run(primitive: Primitive, capacity: int = 512) -> Callable:
+    """The implementation of a primitive by its lowering rule: compiled once per parameters and types.
+
+    As `jax._src.dispatch.apply_primitive`, whose cache, however, keeps 4096 executables alive: more than a gigabyte
+    in a program that makes its kernels afresh. This one keeps the `capacity` that were used last.
+    """
+
+    @functools.lru_cache(capacity)
+    def compiled(**params: Any) -> Callable:
+        def call(*args: Any) -> Any:
+            with jax_config.eager_constant_folding(False):
+                return primitive.bind(*args, **params)
+
+        call.__name__ = call.__qualname__ = primitive.name
+        setattr(call, "_apply_primitive", True)  # noqa: B010 - JAX's errors about NaNs then name the primitive alone
+        return jax.jit(call)
+
+    def run(*args: Any, **params: Any) -> Any:
+        with jax.disable_jit(False):
+            return compiled(**params)(*args)
+
+    clear_caches_with_jax(compiled, f"executables of {primitive.name}")
+    return run
 
 
 def varying_as(out_avals: Iterable[ShapedArray], in_avals: Sequence[Any]) -> list[ShapedArray]:

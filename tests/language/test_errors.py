@@ -5,6 +5,9 @@ Mistakes inside kernels are in `test_errors_in_kernels.py`.
 """
 
 import functools
+import os
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -234,6 +237,11 @@ def index_map_with_too_few_parameters():
 @mistake(TypeError, MAP + "takes 2 parameters (i, j), but it gets 1 grid index.", grid="(2,)")
 def index_map_with_too_many_parameters():
     call(lambda i, j: (i,))  # here
+
+
+@mistake(TypeError, MAP + "takes 1 parameter (i), but it gets 0 grid indices: the call has no grid.", grid="()")
+def index_map_without_a_grid():
+    call(lambda i: (i,), grid=())  # here
 
 
 @mistake(TypeError, MAP + "takes 1 parameter (i), but it gets 1 grid index and 1 scalar-prefetch Ref.")
@@ -654,6 +662,24 @@ def test_too_many_parameters_says_which_ref_each_would_be():
     ]
 
 
+def test_what_partial_binds_by_keyword_needs_no_ref():
+    def add(x_ref, y_ref, o_ref, *, scale, shift=0):
+        pass
+
+    with pytest.raises(TypeError) as caught:
+        pl.pallas_call(functools.partial(add, scale=2), f32)(x)
+    first, _, *facts, _ = str(caught.value).splitlines()
+    assert first == (
+        "The kernel add takes 3 parameters (x_ref, y_ref, o_ref, *, scale=2, shift=0), but this call passes 2 Refs."
+    )
+    assert facts == [
+        "  parameters and Refs:",
+        "    x_ref <- input float32[8]",
+        "    y_ref <- output float32[8]",
+        "    o_ref <- no Ref",
+    ]
+
+
 def test_a_scratch_buffer_without_a_parameter():
     def add(x_ref, o_ref):
         pass
@@ -751,7 +777,7 @@ def test_a_block_out_of_range_is_a_warning():
         "0..3; it is clamped."
     )
     assert lines[1].startswith("  at: ") and "test_errors.py:" in lines[1]
-    assert lines[2].startswith("  fix: an index map returns block numbers, not element offsets")
+    assert lines[2].startswith("  fix: return block numbers, not element offsets")
 
 
 def test_a_call_without_a_mistake_does_not_warn():
@@ -862,3 +888,25 @@ def test_objects_and_methods_as_kernels(kernel, name):
     assert f"name={name}" in str(jax.make_jaxpr(call)(x))
     with pytest.raises(TypeError, match=f"^The kernel {name} takes 2 parameters"):
         call(x, x)
+
+
+# --- environment variables ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("PALLADION_CPU", "foo", "ValueError: The environment variable PALLADION_CPU cannot be 'foo'.\n  fix: "),
+        ("PALLADION_CPU", "native", "native False"),
+        ("PALLADION_DEBUG_CHECKS", "2", "ValueError: The environment variable PALLADION_DEBUG_CHECKS cannot be '2'."),
+        ("PALLADION_DEBUG_CHECKS", "True", "refuse True"),
+    ],
+)
+def test_a_value_of_an_environment_variable(variable, value, expected):
+    source = "from palladion import config; print(config.cpu, config.debug_checks)"
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, variable: value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert expected in done.stdout + done.stderr and (done.returncode == 0) == ("ValueError" not in expected)

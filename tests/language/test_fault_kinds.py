@@ -112,7 +112,7 @@ def test_2_index_map_in_elements():
         "0..3; it is clamped."
     )
     assert "test_fault_kinds.py:" in place
-    assert fix.startswith("  fix: an index map returns block numbers, not element offsets")
+    assert fix.startswith("  fix: return block numbers, not element offsets")
     np.testing.assert_array_equal(seen, [[0, 1], [4, 5], [6, 7], [6, 7]])
 
 

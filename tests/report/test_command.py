@@ -151,6 +151,15 @@ def test_a_program_written_for_jaxs_own_pallas(program):
     assert [f["kind"] for f in call["findings"]] == ["out-of-bounds"]
 
 
+def test_the_command_line_gives_a_program_palladion_as_jaxs_pallas(program):
+    """Without the drop-in the program would run on JAX's own Pallas, and no call of it would be seen."""
+    name = program(WRONG, header=HEADER.replace("import palladion as pl", "from jax.experimental import pallas as pl"))
+    done = run(name)
+    assert done.returncode == 1 and done.stderr == "", done.stderr
+    assert "error  out-of-bounds at program.py:15 (<lambda>)" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 kernel call in program.py: 1 error"
+
+
 def test_the_interpreters_warning_is_left_to_the_finding(program):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -178,6 +187,33 @@ def test_text_is_plain_and_80_columns_wide(program):
     assert not any(line.endswith(" ") for line in done.stdout.splitlines())
 
 
+def test_a_long_path_is_never_broken(program, monkeypatch, capsys):
+    folder = "a_folder_with_a_long_name/" * 4
+    os.makedirs(folder)
+    name = program(WRONG, f"{folder}program.py")
+    main([name])
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("  error  out-of-bounds")
+    assert lines[at + 1] == f"         at {name}:15 (<lambda>)"
+    assert [line for line in lines if folder in line] == [
+        f"{name}:6",
+        f"{name}:12",
+        f"         at {name}:15 (<lambda>)",
+        f"{name}: 1 error" if f"{name}: 1 error" in lines else f"{name}:",
+    ]
+    assert max(len(line) for line in lines if folder not in line) <= 80
+
+
+def test_a_reader_that_leaves_ends_it_without_a_word(program):
+    """`palladion check FILE | head`, for what the program prints and for what the check does."""
+    for body in ("call()", "for i in range(20_000): print(i)"):
+        command = [sys.executable, "-u", "-m", "palladion", "check", program(body)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
+        process.stderr.close()
+
+
 def test_text_where_the_terminal_knows_ascii_only(program):
     done = run(program(CLEAN), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0 and done.stdout.isascii() and "no findings" in done.stdout
@@ -203,6 +239,11 @@ def test_calls_up_to_a_failure_are_shown_and_the_traceback_starts_in_the_program
     assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "RuntimeError: oh"
     assert re.fullmatch(r'  File "program.py", line \d+, in <module>', lines[1])
     assert "runpy" not in err and "report" not in err
+
+
+def test_a_program_that_fails_in_its_first_kernel_is_not_said_to_make_no_call(program, capsys):
+    assert main([program("pl.pallas_call(lambda o: bool(o[0]), jax.ShapeDtypeStruct((8,), jnp.float32))()")]) == 2
+    assert capsys.readouterr().out == "program.py failed before it had made any kernel call.\n"
 
 
 def test_a_syntax_error_is_the_programs(program, capsys):

@@ -47,6 +47,22 @@ def test_one_block_too_far_on_either_side(index_map, index):
     (finding,) = found(copying((16, 128), (4,), index_map, lambda i: (i, 0), shape=(64, 128)), "out-of-bounds")
     assert f"block {index} in dimension 0" in finding.message
     assert "first of" not in finding.when
+    assert finding.hint.startswith("return a block number in 0..3 for every program (block n begins at element n * 16)")
+
+
+def test_a_grid_that_is_too_large_is_said_to_be():
+    report = copying((16, 128), (2, 6), lambda i, j: (j, i), shape=(60, 256))
+    hints = {finding.hint for finding in found(report, "out-of-bounds")}
+    assert hints == {
+        "the grid has 6 programs along axis 1, but the array has 4 blocks in this dimension: pl.cdiv(60, 16) programs "
+        "cover it"
+    }
+
+
+def test_an_offset_that_is_out_of_bounds():
+    block = (pl.Element(16), 128)
+    report = copying(block, (6,), lambda i: (i * 16, 0), lambda i: (0, 0), shape=(64, 128))
+    assert found(report, "out-of-bounds")[0].hint.startswith("Element(block_size=16, padding=(0, 0)) takes element off")
 
 
 def test_what_follows_from_clamping_an_output_is_not_reported_again():
@@ -313,6 +329,17 @@ def test_more_vmem_than_any_tpu_has():
     assert overflow.message == "Blocks and scratch take 200.0 MiB of VMEM, more than any TPU has (192.0 MiB)."
     assert found(large_copy(rows), "vmem-overflow")[0].level == "warning"
     assert not found(large_copy(rows // 2, compiler_params=TPU), "vmem-overflow")
+
+
+def test_one_buffer_is_advised_where_it_is_enough():
+    def hint(index_map, limit):
+        out_map, params = lambda i: (i, 0), pltpu.CompilerParams(vmem_limit_bytes=limit)
+        report = copying((256, 1024), (4,), index_map, out_map, shape=(1024, 1024), compiler_params=params)
+        return found(report, "vmem-overflow")[0].hint
+
+    assert "pl.Buffered(1)" in hint(lambda i: (0, 0), 3 << 20)  # 3 MiB of 4 without the input's second buffer
+    assert hint(lambda i: (0, 0), (3 << 20) - 1) == "make the blocks smaller"
+    assert hint(lambda i: (i, 0), 3 << 20) == "make the blocks smaller"  # the block changes
 
 
 def test_more_vmem_than_the_call_allows_itself():

@@ -26,6 +26,7 @@ import numpy as np
 
 from palladion import jaxlink
 from palladion.errors import kind_of, mistake
+from palladion.language.foreign import refuse_foreign
 
 
 def _integer(value: Any, what: str, least: int, prefix: str = "", **details: Any) -> int:
@@ -236,6 +237,7 @@ class BlockSpec:
     memory_space: Any = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        refuse_foreign(block_shape=self.block_shape, pipeline_mode=self.pipeline_mode, memory_space=self.memory_space)
         if self.block_shape is not None:
             if callable(self.block_shape):
                 raise mistake(
@@ -287,3 +289,8 @@ class GridSpec:
     scratch_shapes: Any = ()
 
     num_scalar_prefetch = 0
+
+    def __post_init__(self) -> None:
+        refuse_foreign(
+            grid=self.grid, in_specs=self.in_specs, out_specs=self.out_specs, scratch_shapes=self.scratch_shapes
+        )

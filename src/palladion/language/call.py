@@ -25,6 +25,7 @@ from palladion.language.blocks import GridSpec, no_block_spec
 from palladion.language.check import check_kernel, refuse_result
 from palladion.language.compiler_params import CompilerParams
 from palladion.language.cost import CostEstimate
+from palladion.language.foreign import refuse_foreign
 from palladion.language.grid import GridMapping, make_block_mapping
 from palladion.language.index_maps import warn_out_of_range
 from palladion.language.intern import intern
@@ -83,6 +84,8 @@ def pallas_call(
         hint = "pl.pallas_call(kernel, out_shape, …)(operands)"
         raise mistake(TypeError, f"The kernel must be a function of Refs, not {kind_of(kernel)}.", hint=hint)
     given = dict(grid=grid, in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch_shapes)
+    refuse_foreign(out_shape=out_shape, grid_spec=grid_spec, interpret=interpret)
+    refuse_foreign(compiler_params=compiler_params, cost_estimate=cost_estimate)
     setup = _Setup(
         kernel=kernel,
         name=_checked("name", name, str) or specs.kernel_name(kernel),

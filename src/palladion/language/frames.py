@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from palladion.errors import count_of, mistake, noting_jax_errors
+from palladion.language.foreign import noting_foreign_operations
 
 MAX_DEPTH = 8  # kernels in kernels; Python's own limit comes soon after, with a worse message
 
@@ -60,7 +61,8 @@ def kernel(frame: Frame):
     reason = "program ids and what Refs hold are known only when it runs."
     _stack().append(frame)
     try:
-        with contextlib.nullcontext() if frame.eager else noting_jax_errors(f"the kernel {frame.name}", reason):
+        notes = contextlib.nullcontext() if frame.eager else noting_jax_errors(f"the kernel {frame.name}", reason)
+        with notes, noting_foreign_operations(frame.name):
             yield frame
     finally:
         _stack().pop()

@@ -288,7 +288,8 @@ def _trace_index_map(index_map, block, grid, prefetch_refs, prefetch_tree, origi
         n_args,
         lambda takes: explain(
             f"{what} takes {takes}, but it gets {count_of(len(grid), 'grid index', 'grid indices')}"
-            + (f" and {count_of(n_args - len(grid), 'scalar-prefetch Ref')}." if prefetch_refs else "."),
+            + (f" and {count_of(n_args - len(grid), 'scalar-prefetch Ref')}" if prefetch_refs else "")
+            + ("." if grid else ": the call has no grid."),
             where=location,
             grid=grid,
             hint="an index map has one parameter for each grid axis, then one for each scalar-prefetch operand",

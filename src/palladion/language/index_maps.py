@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
-from palladion.errors import PalladionWarning, explain
-from palladion.language.blocks import Indirect
+from palladion.errors import PalladionWarning, count_of, explain
+from palladion.language.blocks import BoundedSlice, Element, Indirect
 from palladion.language.grid import BlockMapping, GridMapping
 
 MAX_POINTS = 1 << 20  # a larger grid is looked at in its corners and along its axes only
@@ -103,8 +103,9 @@ def _evaluate_with_jax(mapping, points, prefetch) -> list[Any]:
 
 
 def _truncated_div(_, a, b):
-    b = np.where(b == 0, 1, b)
-    return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(np.result_type(a, b))
+    by = np.where(b == 0, 1, b)
+    quotient = np.sign(a) * np.sign(by) * (np.abs(a) // np.abs(by))
+    return np.where(b == 0, -1, quotient).astype(np.result_type(a, b))  # by zero: what XLA gives
 
 
 def _select(_, which, *cases):
@@ -118,7 +119,7 @@ _NUMPY: dict[Any, Callable] = {
     lax.neg_p: lambda _, a: -a,
     lax.sign_p: lambda _, a: np.sign(a),
     lax.div_p: _truncated_div,
-    lax.rem_p: lambda _, a, b: np.fmod(a, np.where(b == 0, 1, b)),
+    lax.rem_p: lambda _, a, b: np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b))),
     lax.max_p: lambda _, a, b: np.maximum(a, b),
     lax.min_p: lambda _, a, b: np.minimum(a, b),
     lax.clamp_p: lambda _, low, x, high: np.clip(x, low, high),
@@ -141,13 +142,21 @@ _NUMPY: dict[Any, Callable] = {
 
 @dataclasses.dataclass(frozen=True)
 class OutOfRange:
-    """An index map that asks for a block outside the array: the first grid point where it does."""
+    """An index map that asks for a block outside the array: the first grid point where it does.
+
+    Attributes:
+      mapping, dimension: which operand, and which of its dimensions.
+      index, extent: what is asked for, and the lowest and highest index there are.
+      point: the grid point.
+      hint: the likely fix.
+    """
 
     mapping: BlockMapping
     dimension: int
     index: int
     extent: tuple[int, int]
     point: tuple[int, ...]
+    hint: str
 
     def message(self) -> str:
         """One line: which operand asks for which block outside which range, at which grid point."""
@@ -156,11 +165,6 @@ class OutOfRange:
             f"The index map of {self.mapping.origin} asks for block {self.index} in dimension {self.dimension} at grid "
             f"point {self.point}, outside the valid range {low}..{high}; it is clamped."
         )
-
-    hint = (
-        "an index map returns block numbers, not element offsets: the offset is number * block size "
-        "(use pl.Element for offsets)"
-    )
 
 
 def out_of_range(grid_mapping: GridMapping, prefetch: Sequence[np.ndarray] | None = None) -> list[OutOfRange]:
@@ -180,11 +184,30 @@ def out_of_range(grid_mapping: GridMapping, prefetch: Sequence[np.ndarray] | Non
             outside = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
             if outside.size:
                 first = outside[0]
-                index = index[first][bad[first]].ravel() if bad.ndim > 1 else index[first : first + 1]
+                asked = index[first][bad[first]].ravel() if bad.ndim > 1 else index[first : first + 1]
                 point = tuple(int(i) for i in grid_mapping.kernel_ids(list(points[:, first])))
-                found.append(OutOfRange(mapping, d, int(index[0]), extent, point))
+                hint = _hint(mapping, d, index, grid_mapping.kernel_ids(list(points)))
+                found.append(OutOfRange(mapping, d, int(asked[0]), extent, point, hint))
                 break
     return found
+
+
+def _hint(mapping: BlockMapping, d: int, index: np.ndarray, ids: Sequence[np.ndarray]) -> str:
+    """The likely fix, from what the index map gives for dimension d at all grid points (`ids`: for each axis)."""
+    block, size, (low, high) = mapping.block_shape[d], mapping.sizes[d], mapping.extents[d]
+    if isinstance(block, (Element, BoundedSlice, Indirect)):
+        return f"{block!r} takes element offsets, here {low}..{high}: keep them there, or run fewer programs"
+    axis = next((a for a, i in enumerate(ids) if np.array_equal(i, index)), None)
+    if axis is not None:
+        n = mapping.array.shape[d]
+        return (
+            f"the grid has {ids[axis].max() + 1} programs along axis {axis}, but the array has "
+            f"{count_of(high + 1, 'block')} in this dimension: pl.cdiv({n}, {size}) programs cover it"
+        )
+    begins = f"block n begins at element n * {size}"
+    if size > 1 and not (index % size).any():
+        return f"return block numbers, not element offsets: {begins} (pl.Element takes offsets)"
+    return f"return a block number in {low}..{high} for every program ({begins}), or run fewer programs"
 
 
 def warn_out_of_range(grid_mapping: GridMapping) -> None:

@@ -28,6 +28,21 @@ _lock = threading.Lock()
 _table: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
 
 
+class _Cache:
+    """The table to `jax.clear_caches()`."""
+
+    def cache_clear(self) -> None:
+        with _lock:
+            _table.clear()
+
+    def cache_keys(self) -> list[Hashable]:
+        return list(_table)
+
+
+_cache = _Cache()  # JAX holds it weakly
+jaxlink.clear_caches_with_jax(_cache, "interned kernel calls")
+
+
 class _Unique(Exception):
     """Something in the call has no structure to compare."""
 

@@ -42,26 +42,31 @@ pallas_call_p = jaxlink.Primitive("pallas_call")
 pallas_call_p.multiple_results = True
 _compiled = jaxlink.compile_and_run(pallas_call_p)
 
-_observers = threading.local()
+_observers: tuple[Callable[[tuple, dict], None], ...] = ()  # replaced, never changed in place
+_changing = threading.Lock()
 
 
 @contextlib.contextmanager
 def observing(observer: Callable[[tuple, dict], None]):
-    """Call `observer(operands, params)` for every kernel call that this thread makes in the block.
+    """Call `observer(operands, params)` for every kernel call that this process makes in the block, on any thread.
 
-    Operands are concrete arrays when the call is made outside jit, tracers inside. `palladion check` uses this.
+    Threads that make calls at the same time call it at the same time. Operands are concrete arrays when the call is
+    made outside jit, tracers inside. `palladion check` uses this.
     """
-    stack = _observers.__dict__.setdefault("stack", [])
-    stack.append(observer)
+    global _observers
+    with _changing:
+        _observers = (*_observers, observer)
     try:
         yield
     finally:
-        stack.remove(observer)
+        with _changing:
+            last = len(_observers) - 1 - _observers[::-1].index(observer)
+            _observers = _observers[:last] + _observers[last + 1 :]
 
 
 def notify(operands: tuple, params: dict) -> None:
-    """Tell the observers of this thread about a call."""
-    for observer in getattr(_observers, "stack", ()):
+    """Tell the observers about a call."""
+    for observer in _observers:
         observer(operands, params)
 
 
@@ -84,7 +89,8 @@ def _abstract_eval(*avals, jaxpr, out_avals, **_):
 
 def _lowering(platform):
     def rule(ctx, *args, **params):
-        return executors.for_lowering(platform, params["interpret"], params["compiler_params"]).lower(ctx, *args, **params)
+        executor = executors.for_lowering(platform, params["interpret"], params["compiler_params"])
+        return executor.lower(ctx, *args, **params)
 
     return rule
 

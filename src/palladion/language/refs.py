@@ -115,10 +115,12 @@ def checked_dtype(dtype: Any, what: str) -> Any:
             return dtype
         wanted = jnp.dtype(dtype)
     except TypeError:
+        wanted = None
+    if wanted is None or not (wanted == np.bool_ or jnp.issubdtype(wanted, np.number)):
         raise mistake(
             TypeError, f"The dtype of {what} is {kind_of(dtype)}, which is not one.", hint="jnp.float32, jnp.int32 …"
-        ) from None
-    held = jnp.zeros((), wanted).dtype if wanted.itemsize < 8 else _canonical(wanted)
+        )
+    held = _canonical(wanted)
     if held != wanted:
         raise mistake(
             ValueError,

@@ -378,12 +378,17 @@ def _describe(x: Any) -> str:
 def _check_parameters(kernel: Callable, name: str, groups: list, kwargs: dict) -> None:
     def message(takes):
         try:
-            params = list(inspect.signature(kernel).parameters)
+            params = inspect.signature(kernel).parameters
         except (TypeError, ValueError):
-            params = []
+            params = {}
         refs = [f"{role} {_describe(x)}" for role, x in groups]
         given = {**dict(enumerate(refs)), **{k: f"scratch {_describe(x)}" for k, x in kwargs.items()}}
-        positional = [p for p in params if p not in kwargs]
+        # What is passed by keyword alone and has a default needs no Ref: functools.partial bound it.
+        positional = [
+            name
+            for name, p in params.items()
+            if name not in kwargs and not (p.kind is p.KEYWORD_ONLY and p.default is not p.empty)
+        ]
         lines = [f"\n    {p} <- {given.pop(i, 'no Ref')}" for i, p in enumerate(positional)]
         lines += [f"\n    {p} <- {given.pop(p)}" for p in params if p in kwargs]
         lines += [f"\n    {'no parameter' if isinstance(k, int) else f'no {k}'} <- {ref}" for k, ref in given.items()]

@@ -38,7 +38,7 @@ def _batched(mapping: BlockMapping, dim: int | None, size: int) -> BlockMapping:
         return list(out) if dim is None else [*out[:n_before], b, *out[n_before:]]
 
     avals = [jaxlink.ShapedArray((), jnp.dtype("int32")), *(v.aval for v in old.invars)]
-    jaxpr, _ = jaxlink.trace_to_jaxpr(index_map, avals, jaxlink.debug_info("index map", index_map, ()))
+    jaxpr, _ = jaxlink.trace_to_jaxpr(index_map, avals, jaxlink.debug_info("index map", index_map, avals))
     if dim is None:
         return dataclasses.replace(mapping, index_map=jaxpr)
     shape = list(mapping.array.shape)
@@ -47,6 +47,9 @@ def _batched(mapping: BlockMapping, dim: int | None, size: int) -> BlockMapping:
     block.insert(dim, squeezed)
     array = jax.ShapeDtypeStruct(tuple(shape), mapping.array.dtype)
     return dataclasses.replace(mapping, index_map=jaxpr, array=array, block_shape=tuple(block))
+
+
+jaxlink.clear_caches_with_jax(_batched, "batched block mappings")
 
 
 def _batching_rule(args, dims, *, grid_mapping: GridMapping, out_avals, input_output_aliases, **params):
@@ -86,6 +89,12 @@ def _one_by_one(args, dims, params):
         rest = iter(slices)
         return pallas_call_p.bind(*(x if d is None else next(rest) for x, d in zip(moved, dims)), **params)
 
+    if isinstance(params["jaxpr"], EagerKernel):  # its Python cannot run inside lax.map
+        size = batched[0].shape[0]
+        if not size:
+            return [jnp.zeros((0, *a.shape), a.dtype) for a in params["out_avals"]], [0] * len(params["out_avals"])
+        outs = [one([x[i] for x in batched]) for i in range(size)]
+        return [jnp.stack(column) for column in zip(*outs)], [0] * len(params["out_avals"])
     return lax.map(one, batched), [0] * len(params["out_avals"])
 
 

@@ -13,7 +13,6 @@ Source: fault kind 5 (a run-time index that leaves its Ref is an error, never a 
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from palladion import jaxlink
 from palladion.errors import KernelCheckError, UnsupportedPrimitive, count_of, explain, mistake
 from palladion.language import ops
 from palladion.language.indexing import label_of, out_of_range
-from palladion.reference.evaluate import uninitialized
+from palladion.reference.evaluate import unwritten
 from palladion.rules import RuleTable
 
 RULES = RuleTable("the eager interpreter", covers=lambda primitive: primitive not in _MACHINE_ONLY)
@@ -39,27 +38,27 @@ def to_numpy(x: Any) -> np.ndarray:
     """A concrete array as NumPy; typed PRNG keys become records of their words, so that they index like numbers."""
     if not jaxlink.is_opaque(x.dtype):
         return np.asarray(x)
-    words = np.asarray(jax.random.key_data(x))
-    keys = np.empty(x.shape, [("key", words.dtype, words.shape[x.ndim :])])
-    keys["key"] = words
+    keys = np.empty(x.shape, _record(x.dtype))
+    keys["key"] = np.asarray(jax.random.key_data(x))
     return keys
+
+
+def _record(dtype: Any) -> np.dtype:
+    """The NumPy record that stands for one typed PRNG key."""
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    return np.dtype([("key", words.dtype, words.shape)])
 
 
 def to_jax(x: np.ndarray, dtype: Any) -> jax.Array:
     """The values of a buffer, or of a view of one, copied; `dtype` is the Ref's."""
-    return jaxlink.wrap_keys(x["key"], dtype) if x.dtype.names else jnp.asarray(x.copy())
-
-
-@functools.cache
-def _fill(dtype: Any) -> Any:
-    with jaxlink.set_current_trace(jaxlink.eval_trace):
-        return np.asarray(uninitialized((), dtype))
+    # Not jnp.asarray, a computation to JAX: jax_debug_nans would stop it on memory that nothing has written.
+    return jaxlink.wrap_keys(x["key"], dtype) if x.dtype.names else jax.device_put(x.copy())
 
 
 def fresh(shape: Sequence[int], dtype: Any, mode: str) -> np.ndarray:
     """Memory that nothing has written: NaN, the lowest integer, False; or zeros in the mode "zero"."""
-    dtype = np.dtype(dtype)
-    return np.zeros(shape, dtype) if mode == "zero" or dtype.names else np.full(shape, _fill(dtype), dtype)
+    dtype = _record(dtype) if jaxlink.is_opaque(dtype) else np.dtype(dtype)
+    return np.zeros(shape, dtype) if mode == "zero" or dtype.names else np.full(shape, unwritten(dtype), dtype)
 
 
 # --- the Ref and the trace ------------------------------------------------------------------------------------------
@@ -127,7 +126,7 @@ class EagerTrace(jaxlink.EvalTrace):
 
     # What `language` asks of the running program.
     def program_id(self, axis: int) -> jax.Array:
-        return jnp.asarray(np.int32(self.ids[axis]))
+        return jax.device_put(np.int32(self.ids[axis]))
 
     def scratch(self, aval: Any) -> EagerRef:
         """A new Ref whose memory is not initialised."""

@@ -40,15 +40,23 @@ class Cell:
 
 
 def uninitialized(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """What memory holds before it is written, made easy to see: NaN, the lowest integer, False (tutorial 3.2)."""
+    """What memory holds before it is written, made easy to see: NaN, the lowest integer, False (tutorial 3.2).
+
+    Typed PRNG keys have no such value; theirs are of zero words.
+    """
+    if jaxlink.is_opaque(dtype):
+        words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+        return jaxlink.wrap_keys(jnp.zeros(words.shape, words.dtype), dtype)
+    return jnp.full(shape, unwritten(dtype), dtype)
+
+
+@functools.cache
+def unwritten(dtype: Any) -> np.ndarray:
+    """The value of `uninitialized` memory, a NumPy scalar: no JAX option (`jax_debug_nans`, say) has a part in it."""
     dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.inexact):
-        fill: Any = jnp.nan
-    elif dtype == np.bool_:
-        fill = False
-    else:
-        fill = jnp.iinfo(dtype).min
-    return jnp.full(shape, fill, dtype)
+        return np.array(np.nan, dtype)
+    return np.array(False if dtype == np.bool_ else jnp.iinfo(dtype).min, dtype)
 
 
 # --- views and indices of a Ref -------------------------------------------------------------------------------------

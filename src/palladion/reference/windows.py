@@ -133,14 +133,17 @@ class Window:
         """From the slice that fits to the block: `shift` elements further on, uninitialised around."""
         size = self.mapping.sizes[d]
         before, after = size * self.low[d], 2 * size - fit if self.high[d] else 0
-        padded = lax.pad(x, uninitialized((), x.dtype), _edges(x.ndim, d, before, after))
-        return lax.dynamic_slice_in_dim(padded, shift + before, size, d)
+        padded = _padded(x, d, before, after)
+        # A window further below the array than its own size is all padding; a negative start would count from the end.
+        first = shift + before
+        first = max(int(first), 0) if isinstance(first, (int, np.integer)) else jnp.maximum(first, 0)
+        return lax.dynamic_slice_in_dim(padded, first, size, d)
 
     def _shift_out(self, block: jax.Array, d: int, shift: Any, fit: int, size: Any) -> tuple[jax.Array, jax.Array]:
         """From the block to the slice that fits, and which of its elements the block covers."""
         extent = self.mapping.sizes[d]
         before, after = extent * self.high[d], extent * self.low[d]
-        padded = lax.pad(block, jnp.zeros((), block.dtype), _edges(block.ndim, d, before, after))
+        padded = _padded(block, d, before, after)
         moved = lax.dynamic_slice_in_dim(padded, before - shift, fit, d)
         position = _iota(moved.shape, d) - shift
         inside = (position >= 0) & (position < (extent if size is None else size))
@@ -158,8 +161,16 @@ def _iota(shape: Sequence[int], d: int) -> jax.Array:
     return lax.broadcasted_iota(np.int32, tuple(n if i == d else 1 for i, n in enumerate(shape)), d)
 
 
-def _edges(ndim: int, d: int, before: int, after: int) -> list[tuple[int, int, int]]:
-    return [(before, after, 0) if i == d else (0, 0, 0) for i in range(ndim)]
+def _padded(x: jax.Array, d: int, before: int, after: int) -> jax.Array:
+    """`x` with uninitialised elements before and after it in dimension `d`."""
+    if jaxlink.is_opaque(x.dtype):  # JAX has no pad of typed keys that can be compiled
+        return jaxlink.wrap_keys(jnp.pad(jax.random.key_data(x), _edges(x.ndim + 1, d, before, after)), x.dtype)
+    edges = [(*pair, 0) for pair in _edges(x.ndim, d, before, after)]
+    return lax.pad(x, uninitialized((), x.dtype), edges)
+
+
+def _edges(ndim: int, d: int, before: int, after: int) -> list[tuple[int, int]]:
+    return [(before, after) if i == d else (0, 0) for i in range(ndim)]
 
 
 def _clip(start: Any, high: int) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import threading
 from typing import Any
 
 import jax
@@ -114,6 +115,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.symbolic = 0
+        self._lock = threading.Lock()  # a program may make calls from several threads
         self._calls: dict[Any, Call] = {}
         self._by_params: dict[int, Call] = {}
 
@@ -124,8 +126,15 @@ class Recorder:
 
     def __call__(self, operands: tuple, params: dict) -> None:
         if _is_symbolic(params["grid_mapping"]):
-            self.symbolic += 1
+            with self._lock:
+                self.symbolic += 1
             return
+        # Outside the lock, for it may wait for arrays whose computation makes kernel calls itself.
+        values = _values(operands, params["grid_mapping"])
+        with self._lock:
+            self._count(operands, params, values)
+
+    def _count(self, operands: tuple, params: dict, values: Values) -> None:
         call = self._by_params.get(id(params))
         if call is None or call.params is not params:
             call = self._record(params)
@@ -133,7 +142,6 @@ class Recorder:
         call.traced += any(isinstance(x, jaxlink.Tracer) for x in operands)
         if (batch := _batch(operands)) and batch not in call.batches:
             call.batches.append(batch)
-        values = _values(operands, params["grid_mapping"])
         if values.key in call.values:
             return
         if len(call.values) < MAX_VALUES:

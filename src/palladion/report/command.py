@@ -154,8 +154,6 @@ def _print(reports: Sequence[CallReport], program: str, symbolic: int, failed: b
     with contextlib.nullcontext() if console.is_terminal else console.capture() as captured:
         for report in reports:
             print_report(console, report)
-        print_summary(console, reports, program, symbolic)
-        if failed:
-            console.print("The program failed; the calls up to there are above.", style="bold red")
+        print_summary(console, reports, program, symbolic, failed)
     if captured is not None:
         print("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -58,7 +58,6 @@ def out_of_bounds(a: Analysis) -> Iterator[Finding]:
     """Executors clamp a block index outside the array, so that the program gets another block than it asked for."""
     for item in a.out_of_range:
         low, high = item.extent
-        size = item.mapping.sizes[item.dimension]
         visits = next((v for v in a.visits if v is not None and v.mapping is item.mapping), None)
         count = 0 if visits is None or visits.grid.sampled else visits.outside
         yield Finding(
@@ -68,8 +67,7 @@ def out_of_bounds(a: Analysis) -> Iterator[Finding]:
             f"valid range {low}..{high}.",
             where=_map_location(a, item.mapping),
             when=f"program {tuple_text(item.point)}" + (f", the first of {count}" if count > 1 else ""),
-            hint="return block numbers, not element offsets: "
-            f"block n begins at element n * {size} (pl.Element takes offsets)",
+            hint=item.hint,
             operand=item.mapping.origin,
         )
 
@@ -266,28 +264,28 @@ def _shapes(a: Analysis, level: str, subject: str, refused: list[BlockMapping], 
 def overflow(a: Analysis) -> Iterator[Finding]:
     """Buffers that no chip of the kind can hold; the table shows the smaller chips too."""
     size = a.footprint
-    hint = "make the blocks smaller, or hold one buffer of a block that never changes: pipeline_mode=pl.Buffered(1)"
+    one_buffer = ", or hold one buffer of a block that never changes: pipeline_mode=pl.Buffered(1)"
     limit = getattr(a.call.params["compiler_params"], "vmem_limit_bytes", None)
     tpu, gpu = Target.TPU, Target.MOSAIC_GPU
     cases = [
-        # kind, targets and levels, bytes taken, bytes there, words
-        ("vmem-overflow", {tpu: "error", Target.ANY: "warning"}, size.vmem_bytes, LARGEST_VMEM, "VMEM, more than any "
-         "TPU has"),
-        ("vmem-overflow", {tpu: "error"}, size.vmem_bytes, limit or LARGEST_VMEM, "VMEM, more than vmem_limit_bytes "
-         "allows"),
-        ("smem-overflow", {tpu: "error"}, size.scalar_bytes, LARGEST_SCALAR_MEMORY, "SMEM (scalar memory), more than "
-         "any TPU has"),
+        # kind, targets and levels, bytes taken, those of them to spare, bytes there, words
+        ("vmem-overflow", {tpu: "error", Target.ANY: "warning"}, size.vmem_bytes, size.spare_vmem_bytes, LARGEST_VMEM,
+         "VMEM, more than any TPU has"),
+        ("vmem-overflow", {tpu: "error"}, size.vmem_bytes, size.spare_vmem_bytes, limit or LARGEST_VMEM,
+         "VMEM, more than vmem_limit_bytes allows"),
+        ("smem-overflow", {tpu: "error"}, size.scalar_bytes, 0, LARGEST_SCALAR_MEMORY,
+         "SMEM (scalar memory), more than any TPU has"),
         ("smem-overflow", {gpu: "error", Target.TRITON: "warning", Target.ANY: "note"}, size.vector_bytes,
-         SHARED_MEMORY_BYTES, "shared memory, more than an SM of an H100 or B200 has"),
+         size.spare_vector_bytes, SHARED_MEMORY_BYTES, "shared memory, more than an SM of an H100 or B200 has"),
     ]  # fmt: skip
-    for kind, levels, taken, there, words in cases:
+    for kind, levels, taken, spare, there, words in cases:
         if a.target in levels and taken > there:
             yield Finding(
                 kind=kind,
                 level=levels[a.target],
                 message=f"Blocks and scratch take {bytes_text(taken)} of {words} ({bytes_text(there)}).",
                 where=_kernel_location(a),
-                hint=hint,
+                hint="make the blocks smaller" + (one_buffer if spare and taken - spare <= there else ""),
             )
 
 

@@ -68,6 +68,7 @@ class Footprint:
       vector_bytes: on chip, blocks with their buffers and scratch.
       vmem_bytes: the same in a TPU's tiles.
       scalar_bytes: in the scalar memory of a TPU (SMEM).
+      spare_vector_bytes, spare_vmem_bytes: of these, the second buffers of blocks that never change.
       sampled: whether copies and moved bytes are scaled up from a part of a large grid.
       limits: the on-chip memories it is measured against.
     """
@@ -81,6 +82,8 @@ class Footprint:
     vector_bytes: int
     vmem_bytes: int
     scalar_bytes: int
+    spare_vector_bytes: int
+    spare_vmem_bytes: int
     sampled: bool
     limits: tuple[Limit, ...]
 
@@ -104,7 +107,7 @@ def footprint(call: Call, target: Target, grid: Grid | None, visits: Sequence[Vi
     programs = None if grid is None else grid.programs
     mapping = call.grid_mapping
     names = [ref.label for ref in call.kernel_refs]
-    rows, space = [], _Space(target)
+    rows, space, spare = [], _Space(target), _Space(target)
     for m, label in zip(mapping.prefetch_mappings, names):
         size = _bytes(m.array.shape, m.array.dtype)
         space.add(m.array, m.memory_space, 1, scalar=True)
@@ -113,6 +116,8 @@ def footprint(call: Call, target: Target, grid: Grid | None, visits: Sequence[Vi
         is_input = number < mapping.num_inputs
         count = buffers_of(call, m, target, programs, is_input)
         space.add(_Shape(m.ref_shape, m.array.dtype), m.memory_space, count)
+        if count > 1 and seen is not None and seen.copies == 1:
+            spare.add(_Shape(m.ref_shape, m.array.dtype), m.memory_space, count - 1)
         rows.append(
             Buffer(
                 role="input" if is_input else "output",
@@ -149,6 +154,8 @@ def footprint(call: Call, target: Target, grid: Grid | None, visits: Sequence[Vi
         vector_bytes=space.vector,
         vmem_bytes=space.tiled,
         scalar_bytes=space.scalar,
+        spare_vector_bytes=spare.vector,
+        spare_vmem_bytes=spare.tiled,
         sampled=grid is not None and grid.sampled,
         limits=tuple(limits(space.tiled, space.vector, target)),
     )

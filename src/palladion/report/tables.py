@@ -5,8 +5,10 @@ Rich draws it: colours only on a terminal, lines broken at the terminal's width 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
@@ -28,25 +30,30 @@ _INDENT = 2
 def print_report(console: Console, report: CallReport) -> None:
     """Print one call: heading, operands, numbers, findings."""
     console.print(Rule(Text(report.call.name, style="bold"), align="left", style="dim"))
-    console.print(_heading(report), style="dim")
+    for line in _heading(report):
+        _wrapped(console, Text(line, style="dim"))
     console.print()
     _indented(console, _operands(report.footprint))
     console.print()
     _indented(console, _numbers(report.footprint))
     console.print()
     if report.findings:
-        _indented(console, _findings(report.findings))
+        _findings(console, report.findings)
     else:
         _indented(console, Text("no findings", style="green"))
     console.print()
 
 
-def print_summary(console: Console, reports: Sequence[CallReport], program: str, symbolic: int = 0) -> None:
-    """The last line: how many calls and findings (`symbolic` calls were left out)."""
+def print_summary(
+    console: Console, reports: Sequence[CallReport], program: str, symbolic: int = 0, failed: bool = False
+) -> None:
+    """The last lines: how many calls and findings (`symbolic` calls were left out), and whether the program failed."""
     if symbolic:
         console.print(f"{plural(symbolic, 'call')} with symbolic shapes (jax.export): nothing to look at.")
     if not reports:
-        console.print(f"{program} makes no {'other ' if symbolic else ''}kernel call.")
+        other = "other " if symbolic else ""
+        said = f"failed before it had made any {other}kernel call" if failed else f"makes no {other}kernel call"
+        _wrapped(console, Text(f"{program} {said}.", style="bold red" if failed else ""))
         return
     counts = count_levels(reports)
     found = [Text(plural(n, level), style=_STYLES[level]) for level, n in counts.items() if n]
@@ -54,7 +61,9 @@ def print_summary(console: Console, reports: Sequence[CallReport], program: str,
     line.append_text(Text(", ").join(found) if found else Text("no findings", style="green"))
     if found and not counts["error"]:
         line.append(" (no errors)", style="green")
-    console.print(line)
+    _wrapped(console, line)
+    if failed:
+        console.print("The program failed; the calls up to there are above.", style="bold red")
 
 
 def count_levels(reports: Sequence[CallReport]) -> dict[str, int]:
@@ -63,14 +72,26 @@ def count_levels(reports: Sequence[CallReport]) -> dict[str, int]:
     return {level: levels.count(level) for level in _STYLES}
 
 
+def _wrapped(console: Console, text: Text, indent: int = 0) -> None:
+    """Print text broken between words only: a path that is longer than a line is printed whole."""
+    width, start, breaks = max(console.width - indent, 20), 0, []
+    for word in re.finditer(r"\S+", text.plain):
+        if start < word.start() and cell_len(text.plain[start : word.end()]) > width:
+            start = word.start()
+            breaks.append(start)
+    for line in text.divide(breaks):
+        line.rstrip()
+        console.print(Text(" " * indent).append_text(line), soft_wrap=True)
+
+
 def _indented(console: Console, block: Table | Text) -> None:
     console.print(Padding(block, (0, 0, 0, _INDENT), expand=False))
 
 
 # --- heading ----------------------------------------------------------------------------------------------------------
-def _heading(report: CallReport) -> str:
+def _heading(report: CallReport) -> list[str]:
     call = report.call
-    return "\n".join(filter(None, [call.kernel_at, f"{_grid(report)}, {_how_often(call)}"]))
+    return [line for line in (call.kernel_at, f"{_grid(report)}, {_how_often(call)}") if line]
 
 
 def _grid(report: CallReport) -> str:
@@ -161,7 +182,7 @@ def _intensity(footprint: Footprint) -> str:
         elif len(bound) == len(TPUS):
             verdict = ": compute-bound on TPUs"
         else:
-            verdict = f": compute-bound on TPU {' '.join(bound)}, memory-bound on the others"
+            verdict = f": compute-bound on TPU {listing(bound)}, memory-bound on the others"
     about = "about " if footprint.sampled else ""
     return f"{about}{footprint.intensity:.3g} flop/byte ({work}, {moved}){verdict}"
 
@@ -194,18 +215,18 @@ def _share(limit: Limit) -> Text:
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------
-def _findings(findings: Sequence[Finding]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+def _findings(console: Console, findings: Sequence[Finding]) -> None:
+    column = _INDENT + 2 + max(len(finding.level) for finding in findings)
     for finding in findings:
-        text = Text(finding.kind, style="bold")
-        if finding.where is not None:
-            text.append(f" at {finding.where}", style="not bold")
-        text.append(f"\n{finding.message}", style="not bold")
+        head = Text(" " * _INDENT)
+        head.append(finding.level.ljust(column - _INDENT), style=_STYLES[finding.level])
+        head.append(finding.kind, style="bold")
+        # A long place gets a line of its own, never broken: people copy it, and terminals follow it.
+        at = "" if finding.where is None else f"at {finding.where}"
+        own_line = head.cell_len + 1 + cell_len(at) > console.width
+        head.append(f"\n{' ' * column}{at}" if own_line else f" {at}".rstrip())
+        console.print(head, soft_wrap=True)
+        _wrapped(console, Text(finding.message), column)
         for name, fact in (("when", finding.when), ("fix", finding.hint)):
             if fact is not None and finding.level != "note":  # a note is short: JSON has the rest
-                text.append(f"\n{name}: ", style="not bold dim")
-                text.append(fact, style="not bold")
-        grid.add_row(Text(finding.level, style=_STYLES[finding.level]), text)
-    return grid
+                _wrapped(console, Text(f"{name}: ", style="dim").append(fact, style="not dim"), column)

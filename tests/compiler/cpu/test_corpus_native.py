@@ -2,10 +2,10 @@
 
 import jax
 import pytest
-from corpus import CASES
-from corpus.case import check
 
 import palladion as pl
+from corpus import CASES
+from corpus.case import check
 
 # Native code holds no 4-bit integers (XLA passes them packed) yet; it says so.
 REFUSED = {"four_bit_integers": (TypeError, "holds int4")}

@@ -346,3 +346,19 @@ def test_random_kernels_agree_with_the_reference(program):
 @given(programs())
 def test_two_thousand_random_kernels_agree_with_the_reference(program):
     fuzz(program)
+
+
+@pytest.mark.parametrize("function", [jnp.sin, jnp.cos, jnp.tan, lambda s: jnp.fmod(s, 0.7)])
+def test_functions_that_branch_of_values_that_loops_do_not_change(function):
+    def kernel(s_ref, x_ref, o_ref):
+        o_ref[...] = x_ref[...] + function(s_ref[0])
+
+        def body(i, _):
+            o_ref[i] = o_ref[i] * function(x_ref[i, 0]) + function(s_ref[1])
+
+        lax.fori_loop(0, 4, body, None)
+
+    s, x = jnp.array([0.3, 1e6]), randn(8, 40)
+    got = pl.pallas_call(kernel, sds(8, 40), **NATIVE)(s, x)
+    want = pl.pallas_call(kernel, sds(8, 40), interpret=True)(s, x)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -24,7 +24,6 @@ from palladion import jaxlink
 from palladion.compiler.cpu import analysis, arena, cache, dtypes, ffi, ir, matmul, runtime, sort, target
 from palladion.compiler.cpu.builder import (
     NULL,
-    add_up,
     const,
     define,
     gep,
@@ -65,8 +64,13 @@ class _Key:
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
-        self._key = (params["jaxpr"], params["grid_mapping"], params["input_output_aliases"], params["debug_checks"],
-                     params["compiler_params"])
+        self._key = (
+            params["jaxpr"],
+            params["grid_mapping"],
+            params["input_output_aliases"],
+            params["debug_checks"],
+            params["compiler_params"],
+        )
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -118,7 +122,13 @@ class Unit:
     """One kernel call on its way to LLVM."""
 
     def __init__(
-        self, name: str, jaxpr: Any, gm: GridMapping, aliases: dict[int, int], program: Program, order: analysis.Order,
+        self,
+        name: str,
+        jaxpr: Any,
+        gm: GridMapping,
+        aliases: dict[int, int],
+        program: Program,
+        order: analysis.Order,
         num_threads: int | None,
     ) -> None:
         self.name, self.jaxpr, self.gm, self.aliases, self.program = name, jaxpr, gm, aliases, program
@@ -240,7 +250,7 @@ class Unit:
 
     def _emit_run(self) -> None:
         p, gm = self.program, self.gm
-        fn, b = self._function("run")
+        _, b = self._function("run")
         dynamic = iter(range(gm.num_dynamic))
         sizes = [load(b, i32, self.data[next(dynamic)]) if n is None else n for n in gm.grid]
         if p.scratch:
@@ -328,7 +338,7 @@ def _spec(s: ir.MatMul) -> matmul.MatmulSpec:
     (sa, *a), (sb, *b), (sc, *c) = (v.strides for v in (s.a, s.b, s.out))
     names = [v.buf.dtype.name for v in (s.a, s.b, s.out)]
     return matmul.MatmulSpec(
-        s.m, s.n, s.k, tuple(a), tuple(b), tuple(c), *names, accumulate=s.accumulate, batch=s.batch,
+        s.m, s.n, s.k, (a[0], a[1]), (b[0], b[1]), (c[0], c[1]), *names, accumulate=s.accumulate, batch=s.batch,
         batch_strides=(sa, sb, sc),
     )  # fmt: skip
 
@@ -363,9 +373,7 @@ def _act(site: Any, *values: np.ndarray) -> None:
         return
     ok, *point = values
     if not bool(ok):
-        raise KernelCheckError(
-            explain(site.message, where=site.where, grid_point=tuple(int(i) for i in point) or None)
-        )
+        raise KernelCheckError(explain(site.message, where=site.where, grid_point=tuple(int(i) for i in point) or None))
 
 
 def dump(unit: Unit, module: Any) -> None:
@@ -383,5 +391,3 @@ def dump(unit: Unit, module: Any) -> None:
     (path / f"{stem}.nests.txt").write_text(f"# head\n{ir.render(unit.program.head)}\n{nests}")
     (path / f"{stem}.ll").write_text(text)
     (path / f"{stem}.s").write_text(cache.assembly(module))
-
-

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from llvmlite import ir
 
 from palladion.compiler.cpu import ir as nests
 from palladion.compiler.cpu.builder import (
@@ -28,7 +29,6 @@ from palladion.compiler.cpu.builder import (
     scalar_of,
     size_of,
 )
-from llvmlite import ir
 
 _SMALL = {  # exponent bits, mantissa bits, bias, overflows to NaN (else infinity)
     "float8_e4m3fn": (4, 3, 7, True),
@@ -158,5 +158,3 @@ def _below(b: Any, x: Any, limit: float) -> Any:
     """x, or the limit where x is larger or NaN: what a conversion to an integer can take."""
     bound = const(limit, x.type)
     return b.select(b.fcmp_ordered("<", x, bound), x, bound)
-
-

@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-
 from palladion.compiler.cpu import dtypes, ir, operations
 from palladion.compiler.cpu.builder import (
     const,
@@ -318,9 +317,9 @@ class Emitter:
         return self._address(buf, index)[0]
 
     # --- addresses ------------------------------------------------------------------------------------------------
-    def _linear(self, buf: ir.Buf, index: ir.Expr | tuple) -> ir.Expr:
+    def _linear(self, buf: ir.Buf, index: tuple[ir.Expr, ...]) -> ir.Expr:
         total: ir.Expr = ir.index(0)
-        for i, s in zip(index, buf.strides):  # pyright: ignore
+        for i, s in zip(index, buf.strides):
             total = ir.add(total, ir.mul(i, s))
         return total
 
@@ -365,8 +364,8 @@ class Emitter:
                 if e.buf.memory in self._levels[k].writes:
                     depth = k
                     break
-        if isinstance(e, ir.Reduce):
-            depth = len(self._levels) - 1
+        if isinstance(e, ir.Reduce) or (isinstance(e, ir.Op) and operations.branches(e)):
+            depth = len(self._levels) - 1  # more than one block: it cannot stand in a loop's header
         self._facts[id(e)] = (e, depth, reads)
         return depth, reads
 
@@ -442,5 +441,3 @@ def _coefficient(e: ir.Expr, var: ir.Var) -> int | None:
             part = _coefficient(e.args[0], var)
             return None if part is None else part * e.args[1].value
     return 0 if not any(n is var or isinstance(n, ir.Local) for n in ir.walk(e)) else None
-
-

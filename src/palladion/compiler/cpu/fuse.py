@@ -143,9 +143,16 @@ class _Rewriter:
     """Rebuilds statements with variables renamed and buffers exchanged; shared expressions stay shared."""
 
     def __init__(
-        self, variables: dict[int, ir.Expr], bufs: dict[int, tuple[ir.Buf, int]], values: dict[int, ir.Expr] | None = None
+        self,
+        variables: dict[int, ir.Expr],
+        bufs: dict[int, tuple[ir.Buf, int]],
+        values: dict[int, ir.Expr] | None = None,
     ) -> None:
-        self._variables, self._bufs, self._values = variables, bufs, values or {}  # values: what reads of a buffer become
+        self._variables, self._bufs, self._values = (
+            variables,
+            bufs,
+            values or {},
+        )  # values: what reads of a buffer become
         self._done: dict[int, tuple[ir.Expr, ir.Expr]] = {}
 
     def block(self, block: Sequence[ir.Stmt]) -> tuple[ir.Stmt, ...]:

@@ -230,7 +230,7 @@ class View:
 
     buf: Buf
     base: tuple[Expr, ...]
-    strides: tuple[int, int, int]
+    strides: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -394,7 +394,9 @@ def _render(s: Stmt, indent: str) -> str:
         branches = "".join(f"{indent}case {k}:\n{render(b, deeper)}" for k, b in enumerate(s.branches))
         return f"{indent}switch {show(s.which)}:\n{branches}"
     if isinstance(s, While):
-        return f"{indent}loop:\n{render(s.before, deeper)}{deeper}while {show(s.cond)}:\n{render(s.body, deeper + '  ')}"
+        return (
+            f"{indent}loop:\n{render(s.before, deeper)}{deeper}while {show(s.cond)}:\n{render(s.body, deeper + '  ')}"
+        )
     if isinstance(s, MatMul):
         sign = "+=" if s.accumulate else "="
         return f"{indent}{s.out.buf} {sign} {s.a.buf} @ {s.b.buf}  # {s.batch} x ({s.m} x {s.k} @ {s.k} x {s.n})\n"

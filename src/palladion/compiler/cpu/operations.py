@@ -39,6 +39,11 @@ def emit(b: Any, op: Any, values: Sequence[Any]) -> Any:
     return vector_math.RULES[op.name].emit(b, *values, *op.params)
 
 
+def branches(op: Any) -> bool:
+    """Whether an operation is emitted as more than one basic block (huge arguments are handled apart)."""
+    return op.name in ("sin", "cos", "tan") or (op.name == "rem" and dtypes.is_floating(op.dtype))
+
+
 _ARITHMETIC = {"add": ("fadd", "add"), "sub": ("fsub", "sub"), "mul": ("fmul", "mul")}
 
 

@@ -107,9 +107,7 @@ class Builder:
         dynamic = iter(range(gm.num_dynamic))
         self.sizes = tuple(ir.Var(_INT32, f"size{next(dynamic)}") if n is None else n for n in gm.grid)
         n_refs = gm.num_prefetch + len(gm.block_mappings)
-        self.scratch = tuple(
-            ir.temp(v.aval.shape, v.aval.dtype, "scratch", "scratch") for v in jaxpr.invars[n_refs:]
-        )
+        self.scratch = tuple(ir.temp(v.aval.shape, v.aval.dtype, "scratch", "scratch") for v in jaxpr.invars[n_refs:])
 
     def build(self) -> Program:
         gm = self.gm
@@ -128,9 +126,7 @@ class Builder:
         edge = None
         if always_edge or inside is not None:
             edge = self._version([self._copied(w) for w in seen], sites)
-        return Program(
-            self.ids, self.sizes, tuple(ctx.block), inside, inner, edge, self.scratch, tuple(sites)
-        )
+        return Program(self.ids, self.sizes, tuple(ctx.block), inside, inner, edge, self.scratch, tuple(sites))
 
     def _number(self, v: Any) -> Lazy:
         return of_const(v, np.int32) if isinstance(v, int) else Lazy((), np.int32, lambda _: v)
@@ -153,10 +149,13 @@ class Builder:
         for (value, size), b, (low, high) in zip(mapping.indices(flat), mapping.block_shape, mapping.extents):
             if isinstance(b, Indirect):
                 clamped = derived(
-                    value.shape, np.int32, [value],
+                    value.shape,
+                    np.int32,
+                    [value],
                     lambda i, v=value, hi=high: ir.Op(
                         _INT32, "min", (ir.Op(_INT32, "max", (v.at(i), ir.Const(_INT32, 0))), ir.Const(_INT32, hi))
-                    ), 2,
+                    ),
+                    2,
                 )
                 rows = ctx.materialise(clamped, "rows", copy=True)
                 starts.append(ir.index(0))
@@ -303,5 +302,3 @@ def _in_order(ctx: Lowering, shape: Sequence[int], one: Any) -> None:
 
     for s in block:
         ctx.emit(ordered(s))
-
-

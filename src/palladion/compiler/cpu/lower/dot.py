@@ -7,6 +7,7 @@ of a blocked product, accumulates straight into the Ref.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -37,7 +38,7 @@ def _merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     dims = [(n, s) for n, s in zip(shape, strides) if n != 1]
     if not dims:
         return 0
-    for (_, outer), (n, inner) in zip(dims, dims[1:]):
+    for (_, outer), (n, inner) in itertools.pairwise(dims):
         if outer != n * inner:
             return None
     return dims[-1][1]
@@ -49,14 +50,14 @@ def _view(ctx: Lowering, x: Lazy, groups: list[list[int]], dtype: Any) -> ir.Vie
         parts = [[(x.shape[d], x.affine.strides[d]) for d in g] for g in groups]
         strides = [_merged(tuple(n for n, _ in p), tuple(s for _, s in p)) for p in parts]
         if None not in strides:
-            return ir.View(x.affine.buf, x.affine.base, tuple(s or 0 for s in strides))  # pyright: ignore
+            return ir.View(x.affine.buf, x.affine.base, tuple(s or 0 for s in strides))
     ordered = transpose(x, [d for g in groups for d in g])
     if x.dtype not in _INPUTS:
         wide = dtype
         ordered = derived(ordered.shape, wide, [ordered], lambda index, v=ordered: convert(v.at(index), wide), 1)
     buf = ctx.materialise(ordered, "packed", copy=True)
     sizes = [math.prod(x.shape[d] for d in g) for g in groups]
-    return ir.View(buf, tuple(ir.index(0) for _ in buf.shape), ir.row_major(sizes))  # pyright: ignore
+    return ir.View(buf, tuple(ir.index(0) for _ in buf.shape), ir.row_major(sizes))
 
 
 def _groups(eqn, a: Lazy, b: Lazy):
@@ -87,7 +88,7 @@ def _dot_general(ctx: Lowering, eqn, a: Lazy, b: Lazy) -> Lazy:
         return _slow_product(ctx, a, b, a_groups, b_groups, shape, acc)
     out = ir.temp(shape, acc, "dot")
     batch, m, n = (math.prod(x.shape[d] for d in g) for x, g in ((a, a_groups[0]), (a, a_groups[1]), (b, b_groups[2])))
-    view = ir.View(out, tuple(ir.index(0) for _ in shape), ir.row_major((batch, m, n)))  # pyright: ignore
+    view = ir.View(out, tuple(ir.index(0) for _ in shape), ir.row_major((batch, m, n)))
     product(ctx, eqn, a, b, view, accumulate=False)
     result = of_buffer(out)
     if acc == dtype:
@@ -97,7 +98,8 @@ def _dot_general(ctx: Lowering, eqn, a: Lazy, b: Lazy) -> Lazy:
 
 def _slow_product(ctx: Lowering, a: Lazy, b: Lazy, a_groups, b_groups, shape, acc) -> Lazy:
     """64-bit integers: a sum of products, element by element."""
-    ctx.keep(a), ctx.keep(b)
+    for x in (a, b):
+        ctx.keep(x)
     left, right = (transpose(x, [d for g in gs for d in g]) for x, gs in ((a, a_groups), (b, b_groups)))
     n_batch, n_free, n_k = (len(g) for g in a_groups)
     full = (*shape, *left.shape[n_batch + n_free :])
@@ -130,7 +132,11 @@ def accumulations(jaxpr: Any) -> dict[int, tuple[int, int, int]]:
             continue
         ref, value = swap.invars
         add_k = made_by.get(value)
-        if (not isinstance(swap.outvars[0], jaxlink.DropVar) and uses.get(swap.outvars[0], 0)) or add_k is None or jaxpr.eqns[add_k].primitive is not lax.add_p:
+        if (
+            (not isinstance(swap.outvars[0], jaxlink.DropVar) and uses.get(swap.outvars[0], 0))
+            or add_k is None
+            or jaxpr.eqns[add_k].primitive is not lax.add_p
+        ):
             continue
         add = jaxpr.eqns[add_k]
         parts = {}
@@ -143,7 +149,8 @@ def accumulations(jaxpr: Any) -> dict[int, tuple[int, int, int]]:
         get, dot = jaxpr.eqns[get_k], jaxpr.eqns[dot_k]
         plain = len(get.invars) == 1 and get.invars[0] is ref
         dtype = dot.outvars[0].aval.dtype
-        fits = _accumulator(*(v.aval.dtype for v in dot.invars), dtype) == dtype == ref.aval.dtype
+        left, right = (v.aval.dtype for v in dot.invars)
+        fits = _accumulator(left, right, dtype) == dtype == ref.aval.dtype
         between = [e for j, e in enumerate(jaxpr.eqns[get_k + 1 : k], get_k + 1) if j not in (dot_k, add_k)]
         quiet = not any(v is ref for e in between for v in e.invars) and not any(map(jaxlink.written_vars, between))
         if plain and fits and quiet and not is_narrow_float(dtype):
@@ -154,7 +161,7 @@ def accumulations(jaxpr: Any) -> dict[int, tuple[int, int, int]]:
 def accumulate(ctx: Lowering, eqn, ref: Ref, a: Lazy, b: Lazy) -> None:
     """ref[...] += dot(a, b)."""
     buf = ref.buf
-    a_groups, b_groups = _groups(eqn, a, b)
+    a_groups, _ = _groups(eqn, a, b)
     shape = buf.shape
     n_batch, n_m = len(a_groups[0]), len(a_groups[1])
     cuts = (shape[:n_batch], shape[n_batch : n_batch + n_m], shape[n_batch + n_m :])
@@ -167,16 +174,19 @@ def accumulate(ctx: Lowering, eqn, ref: Ref, a: Lazy, b: Lazy) -> None:
         if buf.memory in x.memories:
             ctx.materialise(x, copy=True)
     ctx.before_write(buf, a, b)
-    if None in strides or jnp.issubdtype(buf.dtype, jnp.integer) and buf.dtype != jnp.int32:
+    if None in strides or (jnp.issubdtype(buf.dtype, jnp.integer) and buf.dtype != jnp.int32):
         whole = of_buffer(buf)
         value = _dot_general(ctx, eqn, a, b)
         total = derived(
-            shape, buf.dtype, [whole, value],
-            lambda index: scalar_op("add", buf.dtype, whole.at(index), value.at(index)), 1,
+            shape,
+            buf.dtype,
+            [whole, value],
+            lambda index: scalar_op("add", buf.dtype, whole.at(index), value.at(index)),
+            1,
         )
         ctx.store(buf, shape, lambda index: index, total)
         return
-    view = ir.View(buf, tuple(ir.index(0) for _ in shape), tuple(s or 0 for s in strides))  # pyright: ignore
+    view = ir.View(buf, tuple(ir.index(0) for _ in shape), tuple(s or 0 for s in strides))
     product(ctx, eqn, a, b, view, accumulate=True)
 
 
@@ -191,7 +201,8 @@ def _conv(ctx: Lowering, eqn, x: Lazy, kernel: Lazy) -> Lazy:
     dn, groups = p["dimension_numbers"], p["feature_group_count"]
     if p["batch_group_count"] != 1 or jnp.issubdtype(out.dtype, jnp.complexfloating):
         raise RULES.unsupported(eqn)
-    ctx.keep(x), ctx.keep(kernel)
+    for v in (x, kernel):
+        ctx.keep(v)
     n_space = len(p["window_strides"])
     features = kernel.shape[dn.rhs_spec[1]]
     per_group = out.shape[dn.out_spec[1]] // groups
@@ -231,5 +242,3 @@ def _conv(ctx: Lowering, eqn, x: Lazy, kernel: Lazy) -> Lazy:
     products = derived(full, acc, [x, kernel], at, 4)
     total = reduce_axes(ctx, "add", products, range(n_space + 2, len(full)), acc)
     return derived(out.shape, out.dtype, [total], lambda index: convert(total.at(index), out.dtype), 1)
-
-

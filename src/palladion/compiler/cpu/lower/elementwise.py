@@ -19,9 +19,11 @@ from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, derived, 
 from palladion.language import ops
 
 # Rough costs, in operations, of what is dearer than an addition.
-_COST = dict.fromkeys(("div", "sqrt", "rsqrt", "rem"), 3) | dict.fromkeys(
-    "exp exp2 log tanh logistic sin cos erf expm1 log1p cbrt".split(), 12
-) | dict.fromkeys("pow tan sinh cosh asinh acosh atanh atan atan2 asin acos erfc erf_inv lgamma digamma".split(), 25)
+_COST: dict[str, int] = {"div": 3, "sqrt": 3, "rsqrt": 3, "rem": 3}
+for _name in "exp exp2 log log2 tanh logistic sin cos erf expm1 log1p cbrt".split():
+    _COST[_name] = 12
+for _name in "pow tan sinh cosh asinh acosh atanh atan atan2 asin acos erfc erf_inv lgamma digamma".split():
+    _COST[_name] = 25
 
 
 def is_narrow_float(dtype: Any) -> bool:
@@ -69,9 +71,11 @@ def elementwise(name: str, *params: str) -> Callable:
     return rule
 
 
-_PLAIN = """add sub mul div rem max min neg abs sign floor ceil sqrt rsqrt cbrt exp exp2 expm1 log log2 log1p sin cos tan tanh
-sinh cosh asinh acosh atanh atan atan2 asin acos erf erfc erf_inv logistic pow lgamma digamma and or xor not eq ne lt le gt
-ge is_finite nextafter shift_left shift_right_logical shift_right_arithmetic square population_count clz""".split()
+_PLAIN = """
+    add sub mul div rem max min neg abs sign floor ceil sqrt rsqrt cbrt exp exp2 expm1 log log2 log1p sin cos tan tanh
+    sinh cosh asinh acosh atanh atan atan2 asin acos erf erfc erf_inv logistic pow lgamma digamma and or xor not eq ne
+    lt le gt ge is_finite nextafter shift_left shift_right_logical shift_right_arithmetic square population_count clz
+""".split()
 for _name in _PLAIN:
     RULES.rule(getattr(lax, f"{_name}_p"))(elementwise(_name))
 RULES.rule(lax.integer_pow_p)(elementwise("integer_pow", "y"))

@@ -52,7 +52,8 @@ def _fill(dtype: Any, value: Any) -> ir.Const:
 def _gather(ctx: Lowering, eqn, x: Lazy, indices: Lazy) -> Lazy:
     p, out = eqn.params, eqn.outvars[0].aval
     dn, sizes = p["dimension_numbers"], p["slice_sizes"]
-    ctx.keep(indices), ctx.keep(x)
+    for v in (indices, x):
+        ctx.keep(v)
     batch_dims = [d for d in range(len(out.shape)) if d not in dn.offset_dims]
     hidden = (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
     offset_dims = [d for d in range(len(x.shape)) if d not in hidden]
@@ -69,7 +70,7 @@ def _gather(ctx: Lowering, eqn, x: Lazy, indices: Lazy) -> Lazy:
         for d, e in starts.items():
             place[d] = e
         for d, o in zip(offset_dims, dn.offset_dims):
-            place[d] = index[o] if isinstance(place[d], ir.Const) and place[d].value == 0 else ir.add(place[d], index[o])
+            place[d] = ir.add(place[d], index[o])
         value = x.at(tuple(place))
         return ir.Op(value.dtype, "select", (inside, value, fill)) if fills and inside is not None else value
 
@@ -80,7 +81,8 @@ def _scatter(combine: str | None):
     def rule(ctx: Lowering, eqn, x: Lazy, indices: Lazy, updates: Lazy) -> Lazy:
         p = eqn.params
         dn = p["dimension_numbers"]
-        ctx.keep(indices), ctx.keep(updates)
+        for v in (indices, updates):
+            ctx.keep(v)
         buf = ir.temp(x.shape, x.dtype, "scattered")
         ctx.fill(buf, x)
         window = dn.update_window_dims

@@ -159,9 +159,7 @@ RULES.rule(lax.argmin_p)(_arg_reduction("lt"))
 def _combine_logsumexp(dtype: Any, a: ir.Expr, b: ir.Expr) -> ir.Expr:
     top = scalar_op("max", dtype, a, b)
     safe = scalar_op("select", dtype, scalar_op("is_finite", np.bool_, top), top, ir.Const(jnp.dtype(dtype), 0.0))
-    total = scalar_op(
-        "add", dtype, *(scalar_op("exp", dtype, scalar_op("sub", dtype, v, safe)) for v in (a, b))
-    )
+    total = scalar_op("add", dtype, *(scalar_op("exp", dtype, scalar_op("sub", dtype, v, safe)) for v in (a, b)))
     return scalar_op("add", dtype, scalar_op("log", dtype, total), safe)
 
 

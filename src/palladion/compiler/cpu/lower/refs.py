@@ -180,8 +180,9 @@ def _indexed(ctx: Lowering, eqn, ref: Ref, v: _View, indexer: Any) -> _View:
     picks: list[tuple[str, Any, int, int]] = []  # kind, start or array, size, stride
     for d, (i, n) in enumerate(zip(indexer.indices, indexer.shape)):
         if isinstance(i, jaxlink.Slice):
-            last = (i.size - 1) * i.stride
-            picks.append(("slice", _start(ctx, eqn, ref, i.start, d, n, last), i.size, i.stride))
+            size: Any = i.size  # static: run-time sizes are refused while tracing
+            last = (size - 1) * i.stride
+            picks.append(("slice", _start(ctx, eqn, ref, i.start, d, n, last), size, i.stride))
         elif arrays:
             _check(ctx, eqn, ref, i, d, n, 0)
             picks.append(("array", ctx.keep(i) if isinstance(i, Lazy) else of_const(i, np.int32), n, 1))
@@ -245,7 +246,9 @@ def _check(ctx: Lowering, eqn, ref: Ref, start: Any, d: int, n: int, last: int) 
 
     from palladion.compiler.cpu.lower.reduce import reduce_axes
 
-    inside = Lazy(start.shape, np.bool_, lambda index: fits(start.at(index)), memories=start.memories, cost=start.cost + 2)
+    inside = Lazy(
+        start.shape, np.bool_, lambda index: fits(start.at(index)), memories=start.memories, cost=start.cost + 2
+    )
     ok = reduce_axes(ctx, "and", inside, range(len(start.shape)), np.bool_) if start.shape else inside
     check(ctx, ok, message, jaxlink.location_of(eqn))
 

@@ -181,9 +181,7 @@ def _rev(ctx: Lowering, eqn, x: Lazy) -> Lazy:
     dims = eqn.params["dimensions"]
 
     def at(index):
-        flipped = [
-            ir.add(ir.mul(i, -1), n - 1) if d in dims else i for d, (i, n) in enumerate(zip(index, x.shape))
-        ]
+        flipped = [ir.add(ir.mul(i, -1), n - 1) if d in dims else i for d, (i, n) in enumerate(zip(index, x.shape))]
         return x.at(tuple(flipped))
 
     return derived(x.shape, x.dtype, [x], at)
@@ -195,9 +193,7 @@ def _concatenate(ctx: Lowering, eqn, *parts: Lazy) -> Lazy:
     buf = ir.temp(eqn.outvars[0].aval.shape, parts[0].dtype)
     for part in parts:
         offset = start
-        ctx.store(
-            buf, part.shape, lambda index, o=offset: (*index[:d], ir.add(index[d], o), *index[d + 1 :]), part
-        )
+        ctx.store(buf, part.shape, lambda index, o=offset: (*index[:d], ir.add(index[d], o), *index[d + 1 :]), part)
         start += part.shape[d]
     return of_buffer(buf)
 

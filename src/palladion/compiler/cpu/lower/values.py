@@ -115,7 +115,11 @@ def of_array(value: Any) -> Lazy:
 
 
 def derived(
-    shape: Sequence[int], dtype: Any, inputs: Sequence[Lazy], at: Callable[[Index], ir.Expr], cost: int = 0,
+    shape: Sequence[int],
+    dtype: Any,
+    inputs: Sequence[Lazy],
+    at: Callable[[Index], ir.Expr],
+    cost: int = 0,
     affine: Affine | None = None,
 ) -> Lazy:
     """A value made from other values element by element or by moving elements."""
@@ -222,7 +226,9 @@ class Lowering:
     def isolated(self, values: Sequence[Any]) -> list[Any]:
         """The same values for use inside a branch or loop body: what is computed there stays there."""
         return [
-            Lazy(v.shape, v.dtype, v.at, memories=v.memories, cost=v.cost, affine=v.affine) if isinstance(v, Lazy) else v
+            Lazy(v.shape, v.dtype, v.at, memories=v.memories, cost=v.cost, affine=v.affine)
+            if isinstance(v, Lazy)
+            else v
             for v in values
         ]
 
@@ -319,13 +325,18 @@ def _uses(jaxpr: Any) -> _Uses:
 
 def _read(frame: dict[Any, Any], atom: Any) -> Any:
     if isinstance(atom, jaxlink.Literal):
-        return of_array(np.asarray(atom.val).astype(atom.aval.dtype)) if atom.aval.shape else of_const(atom.val, atom.aval.dtype)
+        aval: Any = atom.aval
+        if aval.shape:
+            return of_array(np.asarray(atom.val).astype(aval.dtype))
+        return of_const(atom.val, aval.dtype)
     return frame[atom]
 
 
 def _reads_only_at(e: ir.Expr, buf: ir.Buf, place: Index) -> bool:
     """Whether an expression reads the memory of `buf` only from the element at `place`, and no other element has it."""
-    if any(isinstance(n, ir.Load) and any(not isinstance(i, ir.Const) for i in n.index) for p in place for n in ir.walk(p)):
+    if any(
+        isinstance(n, ir.Load) and any(not isinstance(i, ir.Const) for i in n.index) for p in place for n in ir.walk(p)
+    ):
         return False  # an index array may name an element twice
     for node in ir.walk(e):
         if isinstance(node, ir.Load) and node.buf.memory == buf.memory:
@@ -350,5 +361,3 @@ def _same(a: ir.Expr, b: ir.Expr) -> bool:
     if isinstance(a, ir.Load) and isinstance(b, ir.Load) and a.buf is b.buf:
         return all(_same(x, y) for x, y in zip(a.index, b.index))
     return False
-
-

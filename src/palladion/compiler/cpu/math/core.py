@@ -1,16 +1,16 @@
 """Vector arithmetic with operators: what the elementary functions of this package are written in.
 
-`V` wraps an LLVM value (f32, f64, an integer or i1; a scalar or a vector of any number of lanes) and the builder, so
-that a formula reads as in the books: `fma(p, x, 0.5) * x`, `where(x < 0, nan, y)`. Python numbers become constants of
-the other operand's type, in every lane. Each operator is one LLVM instruction: nothing is simplified, reordered or
-contracted, so every rounding is the one that is written.
+`V` wraps an LLVM value (f32, f64, an integer or i1; a scalar or a vector of any number of lanes) and the
+builder, so that a formula reads as in the books: `fma(p, x, 0.5) * x`, `where(x < 0, nan, y)`. Python numbers
+become constants of the other operand's type, in every lane. Each operator is one LLVM instruction: nothing is
+simplified, reordered or contracted, so every rounding is the one that is written.
 
     def logistic(x: V) -> V:
         e = exp(-abs(x))
         return where(x < 0, e, 1) / (1 + e)
 
-Comparisons are ordered (false for NaN) and give i1 lanes for `where`, `&`, `|`, `~`. Use `eq`, `ne` and `isnan` for
-equality: `==` stays Python's identity.
+Comparisons are ordered (false for NaN) and give i1 lanes for `where`, `&`, `|`, `~`. Use `eq`, `ne` and
+`isnan` for equality: `==` stays Python's identity.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from palladion.compiler.cpu import builder
 class Format:
     """An IEEE 754 binary format, with the numbers that bit tricks need.
 
-    name: "f32" or "f64", also the key of coefficients; bits: its width; mantissa: stored significand bits; bias: of the
-    exponent; magic: 1.5 * 2**mantissa. Adding magic rounds a number below 2**(mantissa - 1) to an integer, which then
-    stands in the low bits of the sum.
+    name: "f32" or "f64", also the key of coefficients; bits: its width; mantissa: stored significand bits;
+    bias: of the exponent; magic: 1.5 * 2**mantissa. Adding magic rounds a number below 2**(mantissa - 1) to
+    an integer, which then stands in the low bits of the sum.
     """
 
     name: str
@@ -244,7 +244,7 @@ class V:
         return V(self.b, self.b.fcmp_unordered("uno", self.v, self.v))
 
 
-# --------------------------------------------------------------------------------------------------- functions
+# -------------------------------------------------------------------------------------------------- functions
 def where(cond: V, x: Operand, y: Operand) -> V:
     """x where cond, else y; at least one of them a V."""
     x, y = (x, x.like(y)) if isinstance(x, V) else (y.like(x), y)
@@ -308,7 +308,8 @@ def _signed(n: int, bits: int) -> int:
 
 def anywhere(cond: V) -> V:
     """A scalar i1: whether any lane of cond is true."""
-    # A lane that nobody reads may be undefined, and a branch on an undefined value is undefined behaviour: freeze it.
+    # A lane that nobody reads may be undefined, and a branch on an undefined value is undefined behaviour:
+    # freeze it.
     frozen = instructions.Instruction(cond.b.block, cond.v.type, "freeze", [cond.v])
     cond.b._insert(frozen)
     if not isinstance(cond.v.type, ir.VectorType):
@@ -316,7 +317,7 @@ def anywhere(cond: V) -> V:
     return V(cond.b, builder.intrinsic(cond.b, builder.i1, "vector.reduce.or", frozen, types=(cond.v.type,)))
 
 
-# ------------------------------------------------------------------------------------- pairs: twice the precision
+# --------------------------------------------------------------------------------- pairs: twice the precision
 def two_sum(x: V, y: V) -> tuple[V, V]:
     """x + y exactly, as the rounded sum and its error (Knuth)."""
     s = x + y

@@ -1,11 +1,12 @@
 """The error function and its relatives: erf, erfc, erf_inv.
 
 erf is a polynomial in x**2 near zero; further out another one in f32, and 1 - exp(x P(x)) in f64. erfc(x) is
-exp(-x**2) t P(t) with t = 1 / (1 + x / 2), where x**2 is taken exactly, as two numbers, and t corrected by its residual.
-erf_inv(x) is x P(w) with w = -log(1 - x**2), or x P(sqrt(w)) for larger w.
+exp(-x**2) t P(t) with t = 1 / (1 + x / 2), where x**2 is taken exactly, as two numbers, and t corrected by
+its residual. erf_inv(x) is x P(w) with w = -log(1 - x**2), or x P(sqrt(w)) for larger w.
 
-Sources: Giles, Approximating the erfinv function (GPU Computing Gems, 2011), for the variable w; Cody, Rational Chebyshev
-approximations for the error function (1969), for the shape of erfc. Coefficients: our own, by Remez (coefficients.py).
+Sources: Giles, Approximating the erfinv function (GPU Computing Gems, 2011), for the variable w; Cody,
+Rational Chebyshev approximations for the error function (1969), for the shape of erfc. Coefficients: our own,
+by Remez (coefficients.py).
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def erf(x: V) -> V:
 
 def erfc(x: V) -> V:
     """1 - erf(x), precise for large x."""
-    # From 1/2, erfc(a) = exp(-a**2) w with w = u P(u), u = 1 / (1 + a / 2). The roundings of u, P and their product are
-    # collected in `lost`, and those of a * a put back into the reduced argument: each alone may cost a whole ulp.
+    # From 1/2, erfc(a) = exp(-a**2) w with w = u P(u), u = 1 / (1 + a / 2). The roundings of u, P and their
+    # product are collected in `lost`, and those of a * a put back into the reduced argument: each alone may
+    # cost a whole ulp.
     t = x.format
     near = 1.0 - _erf_near(x)
     a = clamp(abs(x), None, 10.1 if t.bits == 32 else 27.3)
@@ -75,8 +77,11 @@ def erf_inv(x: V) -> V:
     if t.bits == 32:
         # x P as x (P - c) + c x with c = 1 or 2, so that only the last rounding counts.
         small = w < 5.0
-        low, high = horner(w, POLYNOMIALS["erf_inv_low", "f32"]), horner(s - 3.0, POLYNOMIALS["erf_inv_high", "f32"])
-        y = fma(x, where(small, low, high), where(small, x, x + x))
+        low, high = (
+            horner(w, POLYNOMIALS["erf_inv_low", "f32"]),
+            horner(s - 3.0, POLYNOMIALS["erf_inv_high", "f32"]),
+        )
+        y = fma(x, where(small, low, high), where(small, x, x + x)).copysign(x)
     else:
         middle = horner(s - 3.25, POLYNOMIALS["erf_inv_middle", "f64"])
         high = horner(s - 5.0, POLYNOMIALS["erf_inv_high", "f64"])

@@ -1,12 +1,13 @@
 """Exponentials: exp, exp2, expm1 and logistic.
 
-exp and exp2 reduce by *even* multiples of ln 2: x = 2m ln 2 + r with |r| <= ln 2, so that exp(x) = (exp(r) 2^m) 2^m.
-2^m is always a normal number, and the two products overflow to infinity and round into the subnormal numbers by
-themselves: two more polynomial terms replace all the bit work that a single 2^n needs at both ends of the range. Products
-by a power of two are exact until the last, so that the result is rounded once there.
+exp and exp2 reduce by *even* multiples of ln 2: x = 2m ln 2 + r with |r| <= ln 2, so that
+exp(x) = (exp(r) 2^m) 2^m. Here 2^m is always a normal number, and the two products overflow to infinity and round
+into the subnormal numbers by themselves: two more polynomial terms replace all the bit work that a single 2^n
+needs at both ends of the range. Products by a power of two are exact until the last, so that the result is
+rounded once there.
 
-Sources: Cody and Waite, Software Manual for the Elementary Functions (1980), for the reduction in two steps; Muller,
-Elementary Functions, 3rd ed., ch. 11. Coefficients: our own, by Remez (coefficients.py).
+Sources: Cody and Waite, Software Manual for the Elementary Functions (1980), for the reduction in two steps;
+Muller, Elementary Functions, 3rd ed., on range reduction. Coefficients: our own, by Remez (coefficients.py).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ LOG2_E = 1.4426950408889634
 
 
 def nearest(x: V, scale: float, more: int = 0) -> tuple[V, V]:
-    """n = round(x * scale) as a number, and 2**(n + more), for n + more within the exponents of normal numbers."""
-    # Adding a number whose last bit counts 1 rounds to an integer, and leaves it in the low bits, here with the bias of
-    # the exponent; a shift brings it into place and drops the rest.
+    """n = round(x * scale) as a number, and 2**(n + more), which must be a normal number."""
+    # Adding a number whose last bit counts 1 rounds to an integer, and leaves it in the low bits, here with
+    # the bias of the exponent; a shift brings it into place and drops the rest.
     t = x.format
     rounder = t.magic + t.bias + more
     shifted = fma(x, scale, rounder)
@@ -61,8 +62,8 @@ def expm1_reduced(r: V) -> V:
 
 def expm1(x: V) -> V:
     """e**x - 1, precise near zero."""
-    # With p = e**r - 1 and s = 2**n: e**x - 1 = s p + (s - 1). Computed by halves, as s may be 2**128; doubling them
-    # overflows where it must. Below -60 the result is -1.
+    # With p = e**r - 1 and s = 2**n: e**x - 1 = s p + (s - 1). Computed by halves, as s may be 2**128;
+    # doubling them overflows where it must. Below -60 the result is -1.
     r, h = reduce(clamp(x, -60.0, 89.0 if x.format.bits == 32 else 710.0), -1)
     y = fma(h, expm1_reduced(r), h - 0.5) * 2.0
     return where(abs(x) < x.format.epsilon / 4, x, y)  # also keeps -0, and the last bit of subnormal numbers
@@ -70,8 +71,9 @@ def expm1(x: V) -> V:
 
 def logistic(x: V) -> V:
     """1 / (1 + e**-x)."""
-    # With e = e**-|x| and q = e / (1 + e), the result is 1 - q or, for negative x, e - e q: the rounding of 1 + e, which
-    # a plain e / (1 + e) inherits, then hardly counts. e is kept times 2**scale, above the subnormal numbers.
+    # With e = e**-|x| and q = e / (1 + e), the result is 1 - q or, for negative x, e - e q: then the
+    # rounding of 1 + e, which a plain e / (1 + e) inherits, hardly counts. e is kept times 2**scale, above the
+    # subnormal numbers.
     t = x.format
     scale, low = (32, -104.0) if t.bits == 32 else (64, -746.0)
     r, s = reduce(clamp(-abs(x), low, None), scale)

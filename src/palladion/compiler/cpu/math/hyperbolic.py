@@ -1,10 +1,10 @@
 """Hyperbolic functions and their inverses: tanh, sinh, cosh, asinh, acosh, atanh.
 
-All by exponentials and logarithms of |x|. In f32, where two ulp are the aim, polynomials take over near zero for the
-functions whose formula cancels or adds up roundings there; in f64 the formulas with log1p do.
+All by exponentials and logarithms of |x|. In f32, where two ulp are the aim, polynomials take over near zero
+for the functions whose formula cancels or adds up roundings there; in f64 the formulas with log1p do.
 
-Sources: fdlibm (Sun Microsystems, 1993), s_tanh.c, s_asinh.c, e_acosh.c and e_atanh.c, for the formulas; Muller, Elementary
-Functions, 3rd ed. Coefficients: our own, by Remez (coefficients.py).
+Sources: fdlibm (Sun Microsystems, 1993), s_tanh.c, s_asinh.c, e_acosh.c and e_atanh.c, for the formulas;
+Muller, Elementary Functions, 3rd ed. Coefficients: our own, by Remez (coefficients.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Inverse trigonometric functions: atan, atan2, asin, acos.
 
-atan reduces |x| > 1 by pi/2 - atan(1 / x); asin reduces |x| > 9/16 by pi/2 - 2 asin(sqrt((1 - x) / 2)), a threshold a
-little above one half so that twice the asin stays in the binade where its rounding is half as large. Multiples of pi are
-subtracted in two parts.
+atan reduces |x| > 1 by pi/2 - atan(1 / x); asin reduces |x| > 9/16 by pi/2 - 2 asin(sqrt((1 - x) / 2)), a
+threshold a little above one half so that twice the asin stays in the binade where its rounding is half as
+large. Multiples of pi are subtracted in two parts.
 
-Sources: fdlibm (Sun Microsystems, 1993), s_atan.c and e_asin.c, for the reductions; Muller, Elementary Functions, 3rd ed.
-Coefficients: our own, by Remez (coefficients.py).
+Sources: fdlibm (Sun Microsystems, 1993), s_atan.c and e_asin.c, for the reductions; Muller, Elementary
+Functions, 3rd ed. Coefficients: our own, by Remez (coefficients.py).
 """
 
 from __future__ import annotations

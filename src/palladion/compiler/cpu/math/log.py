@@ -1,11 +1,12 @@
 """Logarithms: log, log2, log1p, and what the inverse hyperbolic functions need of them.
 
-x = 2**e (1 + f) with 2/3 <= 1 + f < 4/3, so that e = 0 around 1 and nothing cancels. In f32 log(1 + f) is a polynomial in
-f; in f64 the series of log((1 + s) / (1 - s)) in s = f / (2 + f), which needs a division and a third of the terms.
-log1p splits 1 + x in the same way but takes f from x itself: f = 2**-e x + (2**-e - 1), in one fma.
+x = 2**e (1 + f) with 2/3 <= 1 + f < 4/3, so that e = 0 around 1 and nothing cancels. In f32 log(1 + f) is a
+polynomial in f; in f64 the series of log((1 + s) / (1 - s)) in s = f / (2 + f), which needs a division and a
+third of the terms. log1p splits 1 + x in the same way but takes f from x itself: f = 2**-e x + (2**-e - 1),
+in one fma.
 
-Sources: fdlibm (Ng, 1993), e_log.c, for the f64 scheme; Muller, Elementary Functions, 3rd ed., ch. 11. Coefficients: our
-own, by Remez (coefficients.py).
+Sources: fdlibm (Ng, 1993), e_log.c, for the f64 scheme; Muller, Elementary Functions, 3rd ed., on range reduction.
+Coefficients: our own, by Remez (coefficients.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ TWO_THIRDS = {"f32": 0x3F2AAAAB, "f64": 0x3FE5555555555555}  # bits of 2/3
 
 
 def split(x: V) -> tuple[V, V]:
-    """x = m * 2**e for positive finite normal x, 2/3 <= m < 4/3. Returns: m, and e as an integer times 2**mantissa."""
+    """x = m * 2**e for positive finite normal x, 2/3 <= m < 4/3. Returns: m, and e as an integer times
+    2**mantissa."""
     t = x.format
     e = (x.bits - TWO_THIRDS[t.name]) & -(1 << t.mantissa)
     return (x.bits - e).real, e
@@ -29,7 +31,8 @@ def exponent(e: V, t_name: str) -> V:
     """The e of `split` as a float."""
     if t_name == "f32":
         return e.to_float() * 2.0**-23
-    # Without AVX-512 there is no conversion from i64: put the integer into the low bits of 1.5 * 2**52 instead.
+    # Without AVX-512 there is no conversion from i64: put the integer into the low bits of 1.5 * 2**52
+    # instead.
     magic = 1.5 * 2.0**52
     return ((e >> 52) + e.real.like(magic).bits).real - magic
 
@@ -59,7 +62,8 @@ def combine(e: V, y: V) -> V:
 
 
 def special(x: V, y: V) -> V:
-    """y = log(x) where x is positive and finite, and what is due elsewhere: log(inf) = inf, log(0) = -inf, else NaN."""
+    """y = log(x) where x is positive and finite, and what is due elsewhere: log(inf) = inf, log(0) = -inf,
+    else NaN."""
     y = where(x < math.inf, y, x)
     return where(x > 0.0, y, where(x.eq(0.0), x.like(-math.inf), math.nan))
 

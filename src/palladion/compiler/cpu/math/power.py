@@ -1,11 +1,12 @@
 """Powers and roots: pow, integer_pow, sqrt, rsqrt, cbrt.
 
-pow(x, y) = 2**(y log2 |x|). The logarithm needs about 12 bits more than the result, as the exponent's integer part costs
-that many. For f32 it is simply taken in f64; for f64 as a pair of numbers, from s = f / (2 + f) with |f| <= 1/3:
-log2(1 + f) = s (C0 + s**2 (C1 + s**2 R(s**2))), where only R may be a plain number.
+pow(x, y) = 2**(y log2 |x|). The logarithm needs about 12 bits more than the result, as the exponent's integer
+part costs that many. For f32 it is simply taken in f64; for f64 as a pair of numbers, from s = f / (2 + f)
+with |f| <= 1/3: log2(1 + f) = s (C0 + s**2 (C1 + s**2 R(s**2))), where only R may be a plain number.
 
-Sources: C99 annex F.9.4.4 for the special cases; Muller, Elementary Functions, 3rd ed., and Dekker, A floating-point
-technique for extending the available precision (1971), for pairs. Coefficients: our own, by Remez (coefficients.py).
+Sources: C99 annex F.9.4.4 for the special cases; Muller, Elementary Functions, 3rd ed., and Dekker, A
+floating-point technique for extending the available precision (1971), for pairs. Coefficients: our own, by
+Remez (coefficients.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from __future__ import annotations
 import math
 
 from palladion.compiler.cpu.math.coefficients import POLYNOMIALS, POW_FIRST, POW_SECOND
-from palladion.compiler.cpu.math.core import V, clamp, constants, fast_two_sum, fma, horner, two_product, where
+from palladion.compiler.cpu.math.core import (
+    V,
+    clamp,
+    constants,
+    fast_two_sum,
+    fma,
+    horner,
+    two_product,
+    where,
+)
 from palladion.compiler.cpu.math.exp import nearest
 from palladion.compiler.cpu.math.log import exponent, lifted, split
 
@@ -112,8 +122,8 @@ def rsqrt(x: V) -> V:
 
 def cbrt(x: V) -> V:
     """The cube root."""
-    # |x| = M 8**k with M = m 2**j, j in {-1, 0, 1}. A polynomial and one step of a third-order iteration, whose residual
-    # is accurate enough for the last rounding to be the only one of weight.
+    # |x| = M 8**k with M = m 2**j, j in {-1, 0, 1}. A polynomial and one step of a third-order iteration,
+    # whose residual is accurate enough for the last rounding to be the only one of weight.
     a = abs(x)
     normal, more = lifted(a)
     m, e = split(normal)

@@ -1,24 +1,27 @@
 """Argument reduction for sin, cos and tan: x = q pi/2 + r with |r| <= pi/4.
 
-Up to |x| = 2**20 (f64: 2**30) three fma's subtract q times pi/2 in three parts (Cody and Waite, 1980): with fma the first
-is exact, and each of the others rounded once, so that r is right to about one ulp even where it is tiny.
+Up to |x| = 2**20 (f64: 2**30) three fma's subtract q times pi/2 in three parts (Cody and Waite, 1980): with
+fma the first is exact, and each of the others rounded once, so that r is right to about one ulp even where it
+is tiny.
 
 Beyond, the bits of 2/pi that matter are multiplied in 192-bit integers (Payne and Hanek, Radian Reduction for
-Trigonometric Functions, SIGNUM Newsletter 18, 1983). That is a scalar function, once in a module, called lane by lane
-from behind a branch that is taken when any lane is so large: the one branch in this package's trigonometry.
+Trigonometric Functions, SIGNUM Newsletter 18, 1983). That is a scalar function, once in a module, called lane
+by lane from behind a branch that is taken when any lane is so large: the one branch in this package's
+trigonometry.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import struct
 from typing import Any
 
 from llvmlite import ir
 
 from palladion.compiler.cpu import builder
 from palladion.compiler.cpu.builder import const, f64, i32, i64
-from palladion.compiler.cpu.math.coefficients import HALF_PI, TWO_OVER_PI_BITS
+from palladion.compiler.cpu.math.coefficients import HALF_PI, TWO_OVER_PI_WORDS
 from palladion.compiler.cpu.math.core import V, anywhere, fma, two_product, two_sum, where
 
 LIMIT = {"f32": 2.0**20, "f64": 2.0**30}
@@ -29,8 +32,8 @@ def reduced(x: V, pair: bool = False) -> tuple[V, ...]:
     """x = q pi/2 + r for x >= 0 or NaN.
 
     Arguments: pair: r as the sum of two numbers, for f32 only.
-    Returns: q as an integer of x's width (its low two bits; the rest may be anything), r, and if `pair` its low part.
-      Infinity gives r = NaN.
+    Returns: q as an integer of x's width (its low two bits; the rest may be anything), r, and if `pair` its
+      low part. Infinity gives r = NaN.
     """
     t, b = x.format, x.b
     shifted = fma(x, 2 / math.pi, t.magic)
@@ -104,15 +107,18 @@ def _scalar(module: Any) -> Any:
     (x,) = function.args
     word = functools.partial(const, ty=i64)
     wide = functools.partial(const, ty=i128)
-    table = builder.global_bytes(module, TWO_OVER_PI_BITS, "palladion.two_over_pi")
+    bits_of_ratio = struct.pack(f"<{len(TWO_OVER_PI_WORDS)}Q", *TWO_OVER_PI_WORDS)
+    table = builder.global_bytes(module, bits_of_ratio, "two_over_pi")
     bits = b.bitcast(x, i64)
     exponent = b.lshr(bits, word(52))
-    # x = m 2**(exponent - 1075), m < 2**53. The first bit of 2/pi that is not a multiple of 4 after the product by x:
+    # x = m 2**(exponent - 1075), m < 2**53. The first bit of 2/pi that is not a multiple of 4 after the
+    # product by x:
     position = b.sub(exponent, word(1075 - 62))
     m = b.zext(b.or_(b.and_(bits, word((1 << 52) - 1)), word(1 << 52)), i128)
     first, shift = b.lshr(position, word(6)), b.and_(position, word(63))
     words = [builder.load(b, i64, builder.gep(b, table, b.add(first, word(k)), i64)) for k in range(4)]
-    # 192 bits from there, the first of weight 2; times m, modulo 4. The last 64 bits of the product do not count.
+    # 192 bits from there, the first of weight 2; times m, modulo 4. The last 64 bits of the product do not
+    # count.
     p = [b.zext(builder.intrinsic(b, i64, "fshl", words[k], words[k + 1], shift), i128) for k in range(3)]
     product = b.add(b.lshr(b.mul(m, p[2]), wide(64)), b.mul(m, p[1]))
     product = b.add(product, b.shl(b.mul(m, p[0]), wide(64)))
@@ -120,7 +126,8 @@ def _scalar(module: Any) -> Any:
     fraction = b.sub(product, b.shl(q, wide(126)))
     negative = b.icmp_signed("<", fraction, wide(0))
     size = b.select(negative, b.sub(wide(0), fraction), fraction)
-    # The leading 53 bits, wherever they begin, and the next 53, as two floats; times 2**(2 - 53 - zeros) pi/2.
+    # The leading 53 bits, wherever they begin, and the next 53, as two floats; times 2**(2 - 53 - zeros)
+    # pi/2.
     zeros = builder.intrinsic(b, i128, "ctlz", size, const(0, builder.i1))
     leading = b.shl(size, zeros)
     high = V(b, b.uitofp(b.trunc(b.lshr(leading, wide(75)), i64), f64))

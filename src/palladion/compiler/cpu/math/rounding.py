@@ -1,11 +1,12 @@
 """Rounding, remainders and the neighbourhood of a number: exact functions.
 
-round (ties away from zero), round_even, floor, ceil, sign, is_finite, nextafter and rem.
+round_away (ties away from zero), round_even, floor, ceil, sign, is_finite, nextafter and rem.
 
-rem is C's fmod, exact for all numbers. With q = round(r / y), r - q y is a floating-point number: a multiple of the last
-place of y, and smaller than y or than half a unit of q times y. So each fma takes away the leading 23 (f64: 52) bits of
-the quotient without error, and a few steps at most leave a remainder below y (Muller et al., Handbook of Floating-Point
-Arithmetic, 2nd ed., section 5.3 on remainders by fma). The loop ends when no lane needs another step.
+rem is C's fmod, exact for all numbers. With q = round(r / y), r - q y is a floating-point number: a multiple
+of the last place of y, and smaller than y or than half a unit of q times y. So each fma takes away the
+leading 23 (f64: 52) bits of the quotient without error, and a few steps at most leave a remainder below y
+(Muller et al., Handbook of Floating-Point Arithmetic, 2nd ed., on exact remainders). The loop
+ends when no lane needs another step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def round_even(x: V) -> V:
     return x.rint()
 
 
-def round(x: V) -> V:
+def round_away(x: V) -> V:
     """The nearest integer, ties away from zero."""
     # One half less an ulp: with 0.5 the sum would round up for the number just below 0.5.
     half = 0.5 - x.format.epsilon / 4
@@ -59,13 +60,14 @@ def nextafter(x: V, y: V) -> V:
 
 
 def rem(x: V, y: V) -> V:
-    """The remainder of x / y with the quotient truncated; it has the sign of x. NaN for infinite x or y = 0."""
+    """The remainder of x / y with the quotient truncated, of x's sign. NaN for infinite x or y = 0."""
     b, d = x.b, abs(y)
     left = fma(-(x / d).rint(), d, x)
     more = anywhere(~(abs(left) < d))
     (merged,) = builder.branch(b, more.v, lambda: [_long_division(x, d).v], lambda: [left.v], likely=False)
     left = V(b, merged)
-    # The quotients were rounded to nearest: a remainder of the other sign is one d off. Zero takes the sign of x.
+    # The quotients were rounded to nearest: a remainder of the other sign is one d off. Zero takes the sign
+    # of x.
     fixed = where((left.bits ^ x.bits) < 0, d - abs(left), abs(left))
     fixed = where(left.eq(0.0), 0.0, fixed)
     return where(abs(x) < d, abs(x), fixed).copysign(x)

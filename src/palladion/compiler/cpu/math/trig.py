@@ -1,9 +1,11 @@
 """Trigonometric functions: sin, cos and tan.
 
-The sign of x is set aside first: sin and tan are odd, so that signed zeros come out right by themselves. Then x = q pi/2 + r
-(reduction.py), and a polynomial of r**2 for sin r or cos r, or both; q says which of them and with which sign.
+The sign of x is set aside first: sin and tan are odd, so that signed zeros come out right by themselves. Then
+x = q pi/2 + r (reduction.py), and a polynomial of r**2 for sin r or cos r, or both; q says which of them and
+with which sign.
 
-Source: Muller, Elementary Functions, 3rd ed., ch. 10 and 11. Coefficients: our own, by Remez (coefficients.py).
+Source: Muller, Elementary Functions, 3rd ed. Coefficients: our own, by Remez
+(coefficients.py).
 """
 
 from __future__ import annotations
