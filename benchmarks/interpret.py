@@ -65,9 +65,7 @@ def make_softmax(pl, tpu, rows=1024, cols=1024, b=64):
         o_ref[...] = e / jnp.sum(e, axis=-1, keepdims=True)
 
     spec = pl.BlockSpec((b, cols), lambda i: (i, 0))
-    return pl.pallas_call(
-        kernel, f32(rows, cols), grid=(rows // b,), in_specs=[spec], out_specs=spec, interpret=True
-    )
+    return pl.pallas_call(kernel, f32(rows, cols), grid=(rows // b,), in_specs=[spec], out_specs=spec, interpret=True)
 
 
 def make_scratch_sum(pl, tpu, n=100_000):

@@ -205,6 +205,22 @@ def effects_outside(jaxpr: Jaxpr) -> set:
     return {e for e in jaxpr.effects if not isinstance(e, local)}
 
 
+def vmapped_axes() -> set:
+    """The named axes that `vmap` has bound here, as opposed to those of a `shard_map`."""
+    return set(core.unsafe_get_axis_names()) - set(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+@contextlib.contextmanager
+def without_named_axes():
+    """Run a block in which no named axis is bound, so that `lax.psum(x, "i")` is an error."""
+    before = core.trace_ctx.axis_env
+    core.trace_ctx.set_axis_env(core.top_axis_env)
+    try:
+        yield
+    finally:
+        core.trace_ctx.set_axis_env(before)
+
+
 def written_vars(eqn_or_jaxpr: Any) -> set:
     """The ref variables that an equation or a jaxpr may write or accumulate into."""
     kinds = (state_types.WriteEffect, state_types.AccumEffect)

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -69,7 +70,7 @@ REFUSED = {
     "": (2, "palladion: no command given." + COMMANDS),
     "run": (2, "palladion run: no FILE given." + COMMANDS),
     "run --cpu": (2, "palladion run: --cpu needs a value." + COMMANDS),
-    "run --cpu fast x.py": (2, "palladion run: --cpu takes refuse or interpret, not 'fast'." + COMMANDS),
+    "run --cpu fast x.py": (2, "palladion run: --cpu takes refuse, interpret or native, not 'fast'." + COMMANDS),
     "run --fast x.py": (
         2,
         "palladion run: there is no option '--fast'; a program's own options follow FILE." + COMMANDS,
@@ -165,3 +166,33 @@ def test_version_of_the_module_and_of_the_installed_command():
     command = shutil.which("palladion", path=str(Path(sys.executable).parent))
     if command is not None:
         assert run(command, "--version") == ran
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "last_line"),
+    [
+        ("print('x')", 141, b""),
+        ("for i in range(20_000): print(i)", 141, b""),
+        ("import sys; print('x', file=sys.stderr)", 0, b"x"),
+    ],
+)
+def test_a_reader_that_leaves_ends_it_without_a_word(tmp_path, body, status, last_line):
+    """`palladion run FILE | head`."""
+    (tmp_path / "program.py").write_text(body)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "palladion", "run", "program.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    with process.stderr as err:
+        assert err.read().strip() == last_line
+    assert process.wait() == status
+
+
+def test_another_broken_pipe_is_the_programs_error(tmp_path):
+    (tmp_path / "program.py").write_text("raise BrokenPipeError('a socket')")
+    command = [sys.executable, "-m", "palladion", "run", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == "BrokenPipeError: a socket"

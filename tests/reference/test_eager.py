@@ -135,7 +135,7 @@ def test_exception_is_the_kernels_own_with_a_note_and_a_traceback_into_the_users
 
     error = raised(rows(kernel), X)
     assert type(error) is AssertionError and str(error).startswith("nine is not allowed")
-    assert notes(error).endswith("In the kernel kernel, program (2,) of the grid (4,).")
+    assert "In the kernel kernel, program (2,) of the grid (4,)." in notes(error).splitlines()
     frames_ = traceback.extract_tb(error.__traceback__)
     assert [f.name for f in frames_[-3:]] == ["kernel", "<lambda>", "inverse"]
     inner = frames_[[f.name for f in frames_].index("kernel") :]

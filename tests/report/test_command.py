@@ -156,7 +156,7 @@ def test_the_command_line_gives_a_program_palladion_as_jaxs_pallas(program):
     name = program(WRONG, header=HEADER.replace("import palladion as pl", "from jax.experimental import pallas as pl"))
     done = run(name)
     assert done.returncode == 1 and done.stderr == "", done.stderr
-    assert "error  out-of-bounds at program.py:15 (<lambda>)" in done.stdout
+    assert "error  out-of-bounds at program.py:14 (<lambda>)" in done.stdout
     assert done.stdout.splitlines()[-1] == "1 kernel call in program.py: 1 error"
 
 
@@ -187,20 +187,20 @@ def test_text_is_plain_and_80_columns_wide(program):
     assert not any(line.endswith(" ") for line in done.stdout.splitlines())
 
 
-def test_a_long_path_is_never_broken(program, monkeypatch, capsys):
+def test_a_long_path_is_never_broken(program, capsys):
     folder = "a_folder_with_a_long_name/" * 4
     os.makedirs(folder)
     name = program(WRONG, f"{folder}program.py")
     main([name])
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("  error  out-of-bounds")
-    assert lines[at + 1] == f"         at {name}:15 (<lambda>)"
     assert [line for line in lines if folder in line] == [
         f"{name}:6",
         f"{name}:12",
-        f"         at {name}:15 (<lambda>)",
-        f"{name}: 1 error" if f"{name}: 1 error" in lines else f"{name}:",
+        f"         at {name}:14 (<lambda>)",
+        f"{name}:",
     ]
+    assert f"at {name}" in lines[at + 1]
     assert max(len(line) for line in lines if folder not in line) <= 80
 
 

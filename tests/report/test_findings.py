@@ -62,7 +62,7 @@ def test_a_grid_that_is_too_large_is_said_to_be():
 def test_an_offset_that_is_out_of_bounds():
     block = (pl.Element(16), 128)
     report = copying(block, (6,), lambda i: (i * 16, 0), lambda i: (0, 0), shape=(64, 128))
-    assert found(report, "out-of-bounds")[0].hint.startswith("Element(block_size=16, padding=(0, 0)) takes element off")
+    assert found(report, "out-of-bounds")[0].hint.startswith("Element(16) takes element offsets, here 0..63")
 
 
 def test_what_follows_from_clamping_an_output_is_not_reported_again():

@@ -9,6 +9,8 @@ from palladion import mosaic_gpu as plgpu
 from palladion import tpu as pltpu
 from palladion import triton as pltriton
 from palladion.report.footprint import compute_bound
+from palladion.report.tables import _intensity
+from palladion.report.targets import TPUS
 from report.looking import copy_kernel, copying, look
 
 
@@ -162,3 +164,12 @@ def test_the_ridge_of_each_chip():
     assert compute_bound(0.1) == []
     assert "v5e" in compute_bound(241) and "v5e" not in compute_bound(239)  # 197 Tflop/s over 820 GB/s
     assert len(compute_bound(1000)) == len(pltpu.ChipVersion)
+
+
+def test_the_text_lists_the_chips_on_which_a_kernel_is_compute_bound():
+    footprint = matmul(512, 512, 512)
+    *first, last = compute_bound(footprint.intensity)
+    assert first and len(first) + 1 < len(TPUS)
+    assert _intensity(footprint).endswith(
+        f": compute-bound on TPU {', '.join(first)} and {last}, memory-bound on the others"
+    )

@@ -173,7 +173,10 @@ class Buffered:
 
 
 class NoBlockSpec:
-    """The absence of a BlockSpec: the whole array."""
+    """The absence of a BlockSpec: the whole array. There is one, `no_block_spec`, also after a copy or a pickle."""
+
+    def __reduce__(self) -> str:
+        return "no_block_spec"
 
     def __repr__(self) -> str:
         return "NoBlockSpec"
@@ -267,6 +270,15 @@ class BlockSpec:
                 f"The pipeline mode of a BlockSpec is a pl.Buffered or None, not {kind_of(self.pipeline_mode)}.",
                 hint="a memory space is passed by keyword: pl.BlockSpec(block_shape, index_map, memory_space=…)",
             )
+
+        try:
+            hash(self.memory_space)
+        except TypeError:
+            raise mistake(
+                TypeError,
+                f"The memory space of a BlockSpec cannot be {kind_of(self.memory_space)}.",
+                hint="pl.BlockSpec(…, memory_space=pltpu.VMEM), pl.ANY …",
+            ) from None
 
     def replace(self, **changes: Any) -> BlockSpec:
         """A copy with some fields replaced."""

@@ -2,6 +2,7 @@
 
 - a static index outside its Ref that came in through `jax.ref.get`/`set` (indexing with brackets checks as it is
   written);
+- an axis name of a vmap around the call (`lax.psum(x, "i")`);
 - a store to an input Ref that no output aliases (fault kind 14), or to a scalar-prefetch Ref that index maps read
   while blocks are in flight (fault kind 17).
 
@@ -41,8 +42,28 @@ def ref_transforms(eqn: Any) -> tuple[Any, ...]:
 
 def check_kernel(jaxpr: Any, grid_mapping: GridMapping, aliases: Any, name: str) -> None:
     """Raise ValueError or IndexError for the mistakes that the module names."""
+    _check_named_axes(jaxpr, name)
     _check_static_indices(jaxpr)
     _check_writes(jaxpr, grid_mapping, dict(aliases), name)
+
+
+def _check_named_axes(jaxpr: Any, name: str) -> None:
+    axes = jaxlink.vmapped_axes()
+    for eqn in equations(jaxpr) if axes else ():
+        for axis in axes.intersection(_axis_names(eqn.params)):
+            raise ValueError(
+                explain(
+                    f"The kernel {name} uses the axis {axis!r} of vmap ({eqn.primitive}), which is not bound in it.",
+                    where=jaxlink.location_of(eqn),
+                    hint=f"each batch element is a program of its own: use {axis!r} outside, on what the call returns",
+                )
+            )
+
+
+def _axis_names(params: Any) -> tuple[Any, ...]:
+    """The named axes of a collective operation."""
+    found = [params.get("axes", ()), params.get("axis_name", ())]
+    return tuple(n for names in found for n in (names if isinstance(names, (tuple, list)) else (names,)))
 
 
 def _check_static_indices(jaxpr: Any) -> None:

@@ -71,6 +71,9 @@ def estimate_cost(fun: Callable, *args: Any, **kwargs: Any) -> CostEstimate:
     Returns:
       a CostEstimate by the rules of this module.
     """
+    if not callable(fun):
+        hint = "pl.estimate_cost(fun, *args): the function, then its arguments"
+        raise mistake(TypeError, f"pl.estimate_cost takes a function, not {kind_of(fun)}.", hint=hint)
     flat, tree = jax.tree.flatten((args, kwargs))
     arrays = {n: x for n, x in enumerate(flat) if hasattr(x, "shape") and hasattr(x, "dtype")}
 

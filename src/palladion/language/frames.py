@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from palladion.errors import count_of, mistake, noting_jax_errors
+from palladion.errors import count_of, kind_of, mistake, noting_jax_errors
 from palladion.language.foreign import noting_foreign_operations
 
 MAX_DEPTH = 8  # kernels in kernels; Python's own limit comes soon after, with a worse message
@@ -108,8 +108,11 @@ def required(operation: str) -> Frame:
 def check_arity(function: Callable, count: int, message: Callable[[str], str], names: tuple[str, ...] = ()) -> None:
     """Raise TypeError(message(what it takes)) when `function` cannot take `count` positional arguments.
 
-    Functions without a signature (builtins) are let through.
+    Functions without a signature (builtins) are let through; what is no function is refused.
     """
+    if not callable(function):
+        hint = "decorate a `def`, or pass a function"
+        raise mistake(TypeError, f"A function is needed here, not {kind_of(function)}.", hint=hint)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

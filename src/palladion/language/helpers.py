@@ -24,12 +24,33 @@ def cdiv(a: Any, b: Any) -> Any:
     Raises:
       ZeroDivisionError: Python integers with b == 0.
     """
-    return -(-a // b)
+    return _quotient_up("pl.cdiv", a, b)
 
 
 def align_to(a: Any, alignment: Any) -> Any:
     """The smallest multiple of `alignment` that is not below `a`."""
-    return cdiv(a, alignment) * alignment
+    return _quotient_up("pl.align_to", a, alignment) * alignment
+
+
+def _quotient_up(function: str, a: Any, b: Any) -> Any:
+    try:
+        return -(-a // b)
+    except TypeError:
+        headline = f"{function} takes integers or integer arrays, not {kind_of(a)} and {kind_of(b)}."
+        raise mistake(TypeError, headline, hint=f"{function}(100, 8)") from None
+
+
+def _static_shape(function: str, shape: Any) -> tuple[int, ...]:
+    """A shape of Python integers.
+
+    Raises:
+      TypeError: it is not one.
+    """
+    try:
+        return tuple(operator.index(n) for n in shape)
+    except TypeError:
+        headline = f"{function} takes a shape of Python integers, not {kind_of(shape)}."
+        raise mistake(TypeError, headline, hint="a shape is a tuple, (8, 128); of one dimension, (8,)") from None
 
 
 def next_power_of_2(x: int) -> int:
@@ -51,12 +72,17 @@ def next_power_of_2(x: int) -> int:
 
 def strides_from_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides in elements: (12, 4, 1) for shape (2, 3, 4)."""
+    shape = _static_shape("pl.strides_from_shape", shape)
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def broadcast_to(a: Any, shape: Sequence[int]) -> jax.Array:
     """`a` repeated to `shape` by NumPy's rules, as one operation that every target knows."""
-    a, shape = jnp.asarray(a), tuple(operator.index(n) for n in shape)
+    shape = _static_shape("pl.broadcast_to", shape)
+    try:
+        a = jnp.asarray(a)
+    except (TypeError, ValueError):
+        raise mistake(TypeError, f"pl.broadcast_to takes an array, not {kind_of(a)}.", hint="jnp.zeros(…)") from None
     lead = len(shape) - a.ndim
     if lead < 0 or any(have not in (1, want) for have, want in zip(a.shape, shape[lead:])):
         raise mistake(
@@ -88,7 +114,14 @@ def empty_like(x: Any) -> Any:
     Arguments:
       x: a pytree of arrays, `jax.ShapeDtypeStruct`s or Refs.
     """
-    return jax.tree.map(lambda y: empty(y.shape, y.dtype), x, is_leaf=_is_array_type)
+
+    def one(y):
+        if not _is_array_type(y):
+            hint = "an array, a Ref or jax.ShapeDtypeStruct(shape, dtype); or pl.empty(shape, dtype)"
+            raise mistake(TypeError, f"pl.empty_like takes things with shape and dtype, not {kind_of(y)}.", hint=hint)
+        return empty(y.shape, y.dtype)
+
+    return jax.tree.map(one, x, is_leaf=_is_array_type)
 
 
 def empty_ref_like(x: Any) -> Any:

@@ -186,13 +186,13 @@ def out_of_range(grid_mapping: GridMapping, prefetch: Sequence[np.ndarray] | Non
                 first = outside[0]
                 asked = index[first][bad[first]].ravel() if bad.ndim > 1 else index[first : first + 1]
                 point = tuple(int(i) for i in grid_mapping.kernel_ids(list(points[:, first])))
-                hint = _hint(mapping, d, index, grid_mapping.kernel_ids(list(points)))
-                found.append(OutOfRange(mapping, d, int(asked[0]), extent, point, hint))
+                likely = hint(mapping, d, index, grid_mapping.kernel_ids(list(points)))
+                found.append(OutOfRange(mapping, d, int(asked[0]), extent, point, likely))
                 break
     return found
 
 
-def _hint(mapping: BlockMapping, d: int, index: np.ndarray, ids: Sequence[np.ndarray]) -> str:
+def hint(mapping: BlockMapping, d: int, index: np.ndarray, ids: Sequence[np.ndarray]) -> str:
     """The likely fix, from what the index map gives for dimension d at all grid points (`ids`: for each axis)."""
     block, size, (low, high) = mapping.block_shape[d], mapping.sizes[d], mapping.extents[d]
     if isinstance(block, (Element, BoundedSlice, Indirect)):

@@ -153,7 +153,7 @@ def loop(
     for name, bound in (("lower bound", lower), ("upper bound", upper), ("step", step)):
         if is_ref(bound):
             raise mistake(TypeError, f"The {name} of pl.loop is a Ref, {label_of(bound)}.", hint="read it: n_ref[0]")
-        if np.ndim(bound) or not jnp.issubdtype(jnp.result_type(bound), jnp.integer):
+        if not _is_integer(bound):
             hint = "use an integer: n // 2 instead of n / 2, .astype(jnp.int32) of a value known at run time"
             raise mistake(TypeError, f"The {name} of pl.loop is {kind_of(bound)}, not an integer.", hint=hint)
     if isinstance(step, (int, np.integer)) and step < 1:
@@ -195,6 +195,13 @@ def loop(
         return lax.fori_loop(first, rounds, one_round, init_carry, unroll=unroll)
 
     return decorate
+
+
+def _is_integer(x: Any) -> bool:
+    """Whether `x` is one integer, known now or at run time."""
+    if not isinstance(x, (int, np.generic, np.ndarray, jax.Array, jaxlink.Tracer)):
+        return False
+    return np.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.integer)
 
 
 def _rounds(lower: Any, upper: Any, step: Any) -> tuple[jax.Array, jax.Array]:
@@ -396,7 +403,7 @@ def delay(nanos: int | jax.Array) -> None:
       TypeError: `nanos` is not an integer scalar. ValueError: outside a kernel.
     """
     frame = frames.required("delay")
-    if np.ndim(nanos) or not jnp.issubdtype(jnp.result_type(nanos), jnp.integer):
+    if not _is_integer(nanos):
         headline = f"pl.delay takes an integer number of nanoseconds, not {kind_of(nanos)}."
         raise mistake(TypeError, headline, hint="pl.delay(100)")
     if not frame.eager:
@@ -417,7 +424,10 @@ def multiple_of(x: jax.Array, values: Any) -> jax.Array:
     Raises:
       ValueError: a value is not positive, or `x` is a Python integer that is no such multiple.
     """
-    wanted = (values,) if isinstance(values, (int, np.integer)) else tuple(values)
+    wanted = tuple(values) if isinstance(values, (tuple, list)) else (values,)
+    if not isinstance(x, (int, np.generic, np.ndarray, jax.Array, jaxlink.Tracer)):
+        hint = "pl.multiple_of(i * 128, 128)"
+        raise mistake(TypeError, f"pl.multiple_of takes an integer or an array, not {kind_of(x)}.", hint=hint)
     if not wanted or any(not isinstance(v, (int, np.integer)) or v < 1 for v in wanted):
         hint = "pl.multiple_of(i * 128, 128)"
         raise mistake(ValueError, f"pl.multiple_of takes positive integers, not {kind_of(values)}.", hint=hint)

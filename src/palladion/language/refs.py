@@ -220,8 +220,11 @@ class RefView(jaxlink.TransformedRef):
 
     def transpose(self, *permutation: Any) -> RefView:
         axes = permutation[0] if len(permutation) == 1 and not _is_int(permutation[0]) else permutation
-        axes = tuple(reversed(range(self.ndim))) if axes in ((), (None,), None) else tuple(axes)
-        axes = tuple(operator.index(a) + self.ndim * (a < 0) for a in axes)
+        axes = () if axes is None or (isinstance(axes, (tuple, list)) and list(axes) == [None]) else axes
+        try:
+            axes = tuple(operator.index(a) + self.ndim * (a < 0) for a in axes) or tuple(reversed(range(self.ndim)))
+        except TypeError:
+            axes = ()
         if sorted(axes) != list(range(self.ndim)):
             raise mistake(
                 ValueError,
@@ -232,7 +235,15 @@ class RefView(jaxlink.TransformedRef):
 
     def reshape(self, *shape: Any) -> RefView:
         dims = shape[0] if len(shape) == 1 and not _is_int(shape[0]) else shape
-        dims = indexing.full_shape(tuple(operator.index(d) for d in dims), self)
+        try:
+            dims = tuple(operator.index(d) for d in dims)
+        except TypeError:
+            raise mistake(
+                TypeError,
+                f"A Ref is reshaped to Python integers, not to {kind_of(shape[0] if len(shape) == 1 else shape)}.",
+                hint="ref.reshape(8, 16), or ref.reshape(-1)",
+            ) from None
+        dims = indexing.full_shape(dims, self)
         return RefView(self.ref, (*self.transforms, jaxlink.ReshapeTransform(dims)))
 
     def bitcast(self, dtype: Any) -> RefView:

@@ -32,7 +32,7 @@ from palladion.errors import PalladionWarning, explain
 from palladion.language import check, frames
 from palladion.language.eager_params import EagerParams
 from palladion.language.grid import BlockMapping, GridMapping
-from palladion.language.index_maps import OutOfRange, evaluate, reads_prefetch
+from palladion.language.index_maps import OutOfRange, evaluate, hint, reads_prefetch
 from palladion.language.primitive import EagerKernel
 from palladion.reference.eager_refs import EagerRef, EagerTrace, fresh, to_jax, to_numpy
 
@@ -199,7 +199,9 @@ class _Call:
             outside = index[(index < low) | (index > high)]
             if outside.size and mapping.origin not in self.warned:
                 self.warned.add(mapping.origin)
-                item = OutOfRange(mapping, d, int(outside[0]), (low, high), tuple(self.gm.kernel_ids(ids)))
+                point = tuple(self.gm.kernel_ids(ids))
+                likely = hint(mapping, d, index, ())
+                item = OutOfRange(mapping, d, int(outside[0]), (low, high), point, likely)
                 text = explain(item.message(), where=mapping.map_location, hint=item.hint)
                 warnings.warn(text, PalladionWarning, stacklevel=2)
         return [(s.tolist(), None if n is None else int(n)) for s, n in mapping.window(indices, clip=np.clip)]
@@ -214,7 +216,8 @@ class _Call:
 def _call(kernel: EagerKernel, refs: Sequence[EagerRef], trace: EagerTrace, grid: Any) -> None:
     args, kwargs = kernel.arguments(refs)
     frame = frames.Frame(grid, kernel.name, eager=trace)
-    with frames.kernel(frame), jax.disable_jit(), jaxlink.set_current_trace(trace):
+    # Along an axis of vmap there is nothing to communicate with: programs run one after the other.
+    with frames.kernel(frame), jax.disable_jit(), jaxlink.without_named_axes(), jaxlink.set_current_trace(trace):
         out = kernel.function(*args, **kwargs)
     check.refuse_result(kernel.function, out)
 

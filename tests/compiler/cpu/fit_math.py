@@ -57,6 +57,14 @@ def rounded(x: Real, kind: str) -> float:
     return struct.unpack("f", struct.pack("f", float(x)))[0]
 
 
+def evaluate(c: list, x: Real) -> Real:
+    """c[0] + c[1] x + c[2] x**2 + …"""
+    y = mp.mpf(0)
+    for a in reversed(c):
+        y = y * x + a
+    return y
+
+
 def remez(variable: list, target: list, weight: list, degree: int, start: list[int] | None = None) -> tuple:
     """The polynomial of best weighted approximation on a grid.
 
@@ -76,7 +84,7 @@ def remez(variable: list, target: list, weight: list, degree: int, start: list[i
             rows[r, degree + 1] = (-1) ** r
         solved = mp.lu_solve(rows, mp.matrix([target[i] * weight[i] for i in points]))
         c, level = list(solved)[:-1], abs(solved[n - 1])
-        errors = [(t - mp.polyval(c[::-1], v)) * w for v, t, w in zip(variable, target, weight)]
+        errors = [(t - evaluate(c, v)) * w for v, t, w in zip(variable, target, weight)]
         worst = max(abs(e) for e in errors)
         if best is None or worst < best[1]:
             best = (c, worst, points)
@@ -132,7 +140,7 @@ def solve(fit: Fit, density: int = 24) -> tuple[list[float], float]:
         done.append(rounded(c[0], fit.kind))
         target = [(t - mp.mpf(done[-1])) / u for t, u in zip(target, v)]
         weight = [w * abs(u) for w, u in zip(weight, v)]
-    return done, float(max(abs(t - mp.polyval(done[::-1], u)) * w for t, u, w in zip(full, v, scale)))
+    return done, float(max(abs(t - evaluate(done, u)) * w for t, u, w in zip(full, v, scale)))
 
 
 # ------------------------------------------------------------------------------------------------ what to fit

@@ -121,8 +121,10 @@ REFERENCES = {
     **{n: getattr(np, n) for n in "exp exp2 expm1 log log2 log1p sin cos tan tanh sinh cosh sqrt cbrt".split()},
     **{n: getattr(np, "arc" + n[1:]) for n in "asin acos atan atan2 asinh acosh atanh".split()},
 }
-SCIPY = {"erf": sp.erf, "erfc": sp.erfc, "erf_inv": sp.erfinv, "lgamma": sp.gammaln}
-SCIPY["digamma"] = lambda x: np.where(x == 0, -np.inf, sp.digamma(x))  # SciPy: inf at -0, which JAX tells not apart
+SCIPY = {"erf": sp.erf, "erfc": sp.erfc, "erf_inv": sp.erfinv}
+# Where SciPy and JAX differ: log |Gamma(-inf)|, and digamma(-0).
+SCIPY["lgamma"] = lambda x: np.where(np.isinf(x), np.inf, sp.gammaln(x))
+SCIPY["digamma"] = lambda x: np.where(x == 0, -np.inf, sp.digamma(x))
 MPMATH = {"erf": mp.erf, "erfc": erfc, "erf_inv": erf_inv, "lgamma": log_gamma, "digamma": digamma}
 EXACT = [n for n, r in RULES.items() if r.ulp_f32 == 0]
 INEXACT = [n for n in RULES if n not in EXACT]
@@ -246,10 +248,10 @@ def test_errors_stay_within_the_stated_bound(name, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in INEXACT if RULES[n].arity == 1])
-def test_errors_stay_within_the_stated_bound_at_every_61st_float(name):
+def test_errors_stay_within_the_stated_bound_at_every_127th_float(name):
     error, where = 0.0, ""
-    for start in range(61):  # in sixty-one parts, to bound memory
-        x = np.arange(start, 2**32, 61 * 61).astype(np.uint32).view(np.float32)
+    for start in range(127):  # in parts, to bound memory
+        x = np.arange(start, 2**32, 127 * 127).astype(np.uint32).view(np.float32)
         found = ulps(compiled(name, "f32", 8, options(name))(x), reference(name, "f32", x), "f32")
         if name in ("lgamma", "digamma"):
             found = np.where((x < -0.5) & (abs(reference(name, "f32", x)) < 1), 0, found)

@@ -51,17 +51,16 @@ def _lgamma(x: V) -> V:
         product = where(passed, product * (z - step), product)
         t = where(passed, z - (step + 2.0), t)
     near = fma(t * t, _polynomial("lgamma_near", t), t * (1 - 0.57721566490153286))
-    logarithm = log_positive(where(large, z, product))
-    logarithm = where(product.eq(0.0), -math.inf, logarithm)
+    logarithm = log(where(large, z, product))
     u = 1.0 / z
     tail = fma(u, _polynomial("lgamma_far", u * u), math.log(2 * math.pi) / 2 - 0.5)
     far = fma(z - 0.5, logarithm - 1.0, tail)
     y = where(large, far, near + where(small, -logarithm, logarithm))
-    y = where(z < math.inf, y, z)
+    y = where(z < math.inf, y, z)  # not inf - inf
     # log |Gamma(-z)| = log(pi / (z |sin pi z|)) - log |Gamma(z)|. Not for tiny z, where the two sides hardly
     # differ.
-    reflected = -log(z * abs(_sin_pi(z - z.rint())) * (1 / math.pi)) - y
-    reflected = where(z < math.inf, reflected, z)
+    sine = abs(_sin_pi(z - z.rint()))
+    reflected = where(sine > 0.0, -log(z * sine * (1 / math.pi)) - y, math.inf)
     return where(x < -(2.0**-60), reflected, y)
 
 
