@@ -136,7 +136,6 @@ __getattr__ = _unbuilt(
     __name__,
     "pl",
     "it needs a simulated machine or a compiler, which are later work",
-    "get_global kernel select_ref semaphore semaphore_read "
-    "semaphore_signal semaphore_wait core_map",
+    "get_global kernel select_ref semaphore semaphore_read semaphore_signal semaphore_wait core_map",
     __all__,
 )

@@ -57,47 +57,16 @@ from jax._src.random import threefry2x32 as _threefry
 from jax._src.state import indexing as state_indexing
 from jax._src.state import primitives as state_primitives
 from jax._src.state import types as state_types
+from jax._src.state import utils as state_utils
 from jax._src.state.primitives import addupdate_p as addupdate_p
-from jax._src.state.primitives import broadcast_to as ref_broadcast_to
 from jax._src.state.primitives import get_p as get_p
 from jax._src.state.primitives import swap_p as swap_p
 from jax._src.state.types import AbstractRef as AbstractRef
 from jax._src.state.types import RefEffect as RefEffect
 from jax._src.state.types import TransformedRef as TransformedRef
-from jax._src.state.utils import bitcast as bitcast_array
 from jax._src.tree_util import _registry as _all_registry
 from jax._src.tree_util import _RegistryEntry, tracing_registry
 from jax.interpreters import mlir as mlir
-
-__all__ = [
-    "AbstractRef",
-    "BitcastTransform",
-    "DebugEffect",
-    "Jaxpr",
-    "Literal",
-    "NDIndexer",
-    "OrderedDebugEffect",
-    "Primitive",
-    "RefEffect",
-    "ReshapeTransform",
-    "ShapedArray",
-    "Slice",
-    "Tracer",
-    "TransformedRef",
-    "TransposeTransform",
-    "ad",
-    "addupdate_p",
-    "batching",
-    "bitcast_array",
-    "debug_effect",
-    "ds",
-    "get_p",
-    "jaxpr_as_fun",
-    "jaxprs_in_params",
-    "mlir",
-    "ref_broadcast_to",
-    "swap_p",
-]
 
 # Views of Refs, as Any: their classes declare methods that they need not have.
 NDIndexer: Any = state_indexing.NDIndexer
@@ -105,6 +74,7 @@ BitcastTransform: Any = state_types.BitcastTransform
 ReshapeTransform: Any = state_types.ReshapeTransform
 TransposeTransform: Any = state_types.TransposeTransform
 
+bitcast_array = state_utils.bitcast
 jit_p = pjit.jit_p
 add_any_p = ad_util.add_any_p
 ref_broadcast_to_p = state_primitives.broadcast_to_p
