@@ -115,7 +115,7 @@ def compare(label, calls, args, programs, rounds):
         out += f"  {median['peer'] / median['palladion']:8.1f}x peer ({median['peer'] * 1e6:.0f} us)"
         out += f"  first call {first['palladion']:.2f} s (peer {first['peer']:.2f} s)"
     if "jnp" in median:
-        out += f"  {median['palladion'] / median['jnp']:.2f}x jnp"
+        out += f"  takes {median['palladion'] / median['jnp']:.2f} of jnp's time"
     print(out, flush=True)
     return median
 

@@ -69,12 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       the exit status: 0, or 2 for a command line that cannot be understood; that of `check` for `check`; 141 when
-      nobody reads standard output any longer. A program's
-      own exit status and exceptions (SystemExit too) come out of `run` as they are.
+      nobody reads standard output any longer. A program's own exit status and exceptions (SystemExit too) come out of
+      `run` as they are.
     """
     try:
         status = _command(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # here, for what Python writes at its own end cannot be caught
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()  # here, for what Python writes at its own end cannot be caught
         return status
     except BrokenPipeError:
         if not _nobody_reads():

@@ -40,10 +40,8 @@ from jax._src.core import Literal as Literal
 from jax._src.core import Primitive as Primitive
 from jax._src.core import ShapedArray as ShapedArray
 from jax._src.core import Tracer as Tracer
-from jax._src.core import jaxpr_as_fun as jaxpr_as_fun
 from jax._src.core import jaxprs_in_params as jaxprs_in_params
 from jax._src.debugging import DebugEffect as DebugEffect
-from jax._src.debugging import OrderedDebugEffect as OrderedDebugEffect
 from jax._src.debugging import debug_effect as debug_effect
 from jax._src.indexing import Slice as Slice
 from jax._src.indexing import ds as ds

@@ -138,7 +138,7 @@ def as_operand(x: Any, number: int, name: str) -> jax.Array:
         return x
     try:
         return jnp.asarray(x)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise mistake(
             TypeError,
             f"Operand {number} of {name} is {kind_of(x)}; it must be an array.",

@@ -50,6 +50,17 @@ def uninitialized(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jnp.full(shape, unwritten(dtype), dtype)
 
 
+def pad(x: jax.Array, edges: Sequence[tuple[int, int]]) -> jax.Array:
+    """`x` with uninitialised elements around it: (before, after) in each dimension."""
+    if jaxlink.is_opaque(x.dtype):  # JAX has no pad of typed keys that can be compiled
+        return jaxlink.wrap_keys(jnp.pad(jax.random.key_data(x), [*edges, *[(0, 0)] * _key_rank(x.dtype)]), x.dtype)
+    return lax.pad(x, uninitialized((), x.dtype), [(*pair, 0) for pair in edges])
+
+
+def _key_rank(dtype: Any) -> int:
+    return len(jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).shape)
+
+
 @functools.cache
 def unwritten(dtype: Any) -> np.ndarray:
     """The value of `uninitialized` memory, a NumPy scalar: no JAX option (`jax_debug_nans`, say) has a part in it."""

@@ -24,7 +24,7 @@ from palladion.language import ops
 from palladion.language.blocks import Blocked, Squeezed
 from palladion.language.check import ref_transforms
 from palladion.language.grid import BlockMapping, GridMapping
-from palladion.reference.evaluate import Cell, Evaluator, uninitialized
+from palladion.reference.evaluate import Cell, Evaluator, pad, uninitialized
 
 _ELEMENTWISE = {
     getattr(lax, f"{name}_p")
@@ -138,8 +138,8 @@ def _padded(mapping: BlockMapping) -> list[tuple[int, int]]:
 
 def _to_blocks(x: jax.Array, mapping: BlockMapping, picks: Sequence[int | None]) -> jax.Array:
     parts, (order, keep) = _padded(mapping), _order(mapping, picks)
-    edges = [(0, count * size - n, 0) for (count, size), n in zip(parts, x.shape)]
-    x = lax.pad(x, uninitialized((), x.dtype), edges) if any(e[1] for e in edges) else x
+    edges = [(0, count * size - n) for (count, size), n in zip(parts, x.shape)]
+    x = pad(x, edges) if any(after for _, after in edges) else x
     x = x.reshape([s for part in parts for s in part]).transpose(order)
     return x.reshape(x.shape[:keep])
 

@@ -20,7 +20,7 @@ from jax import lax
 from palladion import jaxlink
 from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed, squeezed
 from palladion.language.grid import BlockMapping
-from palladion.reference.evaluate import uninitialized
+from palladion.reference.evaluate import pad, uninitialized
 
 Starts = Sequence[tuple[Any, Any]]  # element (start, size or None) for each dimension, clamped
 
@@ -163,14 +163,7 @@ def _iota(shape: Sequence[int], d: int) -> jax.Array:
 
 def _padded(x: jax.Array, d: int, before: int, after: int) -> jax.Array:
     """`x` with uninitialised elements before and after it in dimension `d`."""
-    if jaxlink.is_opaque(x.dtype):  # JAX has no pad of typed keys that can be compiled
-        return jaxlink.wrap_keys(jnp.pad(jax.random.key_data(x), _edges(x.ndim + 1, d, before, after)), x.dtype)
-    edges = [(*pair, 0) for pair in _edges(x.ndim, d, before, after)]
-    return lax.pad(x, uninitialized((), x.dtype), edges)
-
-
-def _edges(ndim: int, d: int, before: int, after: int) -> list[tuple[int, int]]:
-    return [(before, after) if i == d else (0, 0) for i in range(ndim)]
+    return pad(x, [(before, after) if i == d else (0, 0) for i in range(x.ndim)])
 
 
 def _clip(start: Any, high: int) -> Any:

@@ -69,8 +69,24 @@ def main(argv: Sequence[str], prepare: Callable[[], object] | None = None) -> in
     if prepare is not None:
         prepare()
     recorder = Recorder()
-    with stdout_to_stderr() if options.json else contextlib.nullcontext():
+    with stdout_to_stderr() if options.json and sys.stdout is not None else contextlib.nullcontext():
         failure = run_program(options.file, options.arguments, recorder)
+    with _open_stdout():
+        return _report(options, recorder, failure)
+
+
+@contextlib.contextmanager
+def _open_stdout() -> Iterator[None]:
+    """Where the program has closed its stdout, or there was none: the report goes to stderr."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        yield
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _report(options: _Options, recorder: Recorder, failure: BaseException | None) -> int:
+    """Analyse and print what was recorded; the exit status."""
     reports = _analyse(recorder.calls)
     status = 2 if failure is not None else 1 if count_levels(reports)["error"] else 0
     if options.json:

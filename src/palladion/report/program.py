@@ -13,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 import jax
 
@@ -74,12 +75,25 @@ def stdout_to_stderr() -> Iterator[None]:
     saved = os.dup(1)
     os.dup2(2, 1)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with _second_stderr() as out, contextlib.redirect_stdout(out):
             yield
     finally:
         sys.stderr.flush()
         os.dup2(saved, 1)
         os.close(saved)
+
+
+@contextlib.contextmanager
+def _second_stderr() -> Iterator[TextIO]:
+    """Another file that writes where stderr does: the program may close its stdout, and that is not our stderr."""
+    try:
+        number = os.dup(sys.stderr.fileno())
+    except (OSError, ValueError):  # a stderr without a file of the system
+        yield sys.stderr
+        return
+    encoding, errors = sys.stderr.encoding, sys.stderr.errors
+    with open(number, "w", buffering=1, encoding=encoding, errors=errors) as out:
+        yield out
 
 
 def explain_failure(failure: BaseException, file: str) -> str:
