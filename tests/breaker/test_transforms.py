@@ -161,3 +161,23 @@ def test_specs_survive_copies(duplicate):
         o_ref[...] = pl.program_id(0)
 
     assert pl.pallas_call(kernel, shape, grid_spec=copied, interpret=True)() == 1
+
+
+@pytest.mark.parametrize("interpret", MODES)
+@pytest.mark.parametrize(
+    "transformed",
+    [lambda f: jax.vmap(f)(jnp.arange(2.0)), lambda f: jax.grad(lambda s: f(s).sum())(2.0)],
+    ids=["vmap", "grad"],
+)
+def test_a_kernel_that_captures_what_a_transformation_traces(interpret, transformed):
+    """The eager interpreter once spoke of a leaked tracer and side effects."""
+
+    def scaled(s):
+        def kernel(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * s
+
+        return call_of(kernel, interpret)(jnp.ones(4))
+
+    with pytest.raises(ValueError, match="captures") as error:
+        transformed(scaled)
+    assert "operand of the call" in str(error.value) or "make the value an operand" in str(error.value)

@@ -414,7 +414,7 @@ multiple_of_p = jaxlink.Primitive("multiple_of")
 multiple_of_p.def_abstract_eval(lambda x, *, values: jaxlink.ShapedArray(x.shape, x.dtype))
 
 
-def multiple_of(x: jax.Array, values: Any) -> jax.Array:
+def multiple_of(x: int | jax.Array, values: Any) -> int | jax.Array:
     """Promise that `x` is a multiple of `values`; compilers use it for alignment, interpreters pass `x` on.
 
     Arguments:

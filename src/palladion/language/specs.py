@@ -142,6 +142,7 @@ def as_operand(x: Any, number: int, name: str) -> jax.Array:
         raise mistake(
             TypeError,
             f"Operand {number} of {name} is {kind_of(x)}; it must be an array.",
+            because=str(error).partition("\n")[0],
             hint="operands are arrays, numbers and pytrees of them; bind other things with functools.partial",
         ) from error
 

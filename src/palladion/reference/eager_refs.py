@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
-from palladion.errors import KernelCheckError, UnsupportedPrimitive, count_of, explain, mistake
+from palladion.errors import KernelCheckError, UnsupportedPrimitive, count_of, explain, kind_of, mistake
 from palladion.language import ops
 from palladion.language.indexing import label_of, out_of_range
 from palladion.reference.evaluate import unwritten
@@ -109,6 +109,12 @@ class EagerTrace(jaxlink.EvalTrace):
         rule = RULES.get(primitive)
         if rule is None and has_refs:
             raise UnsupportedPrimitive(str(primitive), RULES.target, jaxlink.current_location())
+        for outer in (a for a in args if isinstance(a, jaxlink.Tracer) and not isinstance(a, EagerRef)):
+            raise mistake(
+                ValueError,
+                f"The kernel uses a value of a transformation around the call, {kind_of(outer)}, which it captures.",
+                hint="vmap, grad and such see a call's operands alone: make the value an operand",
+            )
         if rule is None or not (has_refs or primitive in _WITHOUT_REFS):
             return jaxlink.eval_trace.process_primitive(primitive, args, params)
         with jaxlink.set_current_trace(jaxlink.eval_trace):

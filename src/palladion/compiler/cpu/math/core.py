@@ -9,8 +9,8 @@ simplified, reordered or contracted, so every rounding is the one that is writte
         e = exp(-abs(x))
         return where(x < 0, e, 1) / (1 + e)
 
-Comparisons are ordered (false for NaN) and give i1 lanes for `where`, `&`, `|`, `~`. Use `eq`, `ne` and
-`isnan` for equality: `==` stays Python's identity.
+Comparisons are ordered (false for NaN) and give i1 lanes for `where`, `&`, `|`, `~`. Use `eq` and
+`ne` for equality: `==` stays Python's identity.
 """
 
 from __future__ import annotations
@@ -50,11 +50,6 @@ class Format:
         return 2.0 ** (1 - self.bias)
 
     @property
-    def largest(self) -> float:
-        """The largest finite number."""
-        return (2 - 2.0**-self.mantissa) * 2.0**self.bias
-
-    @property
     def epsilon(self) -> float:
         """The distance from 1 to the next number."""
         return 2.0**-self.mantissa
@@ -63,16 +58,6 @@ class Format:
     def sign_bit(self) -> int:
         """The integer with the sign bit set."""
         return 1 << (self.bits - 1)
-
-    @property
-    def inf_bits(self) -> int:
-        """The integer whose bits are those of infinity."""
-        return ((1 << (self.bits - 1 - self.mantissa)) - 1) << self.mantissa
-
-    @property
-    def one_bits(self) -> int:
-        """The integer whose bits are those of 1.0."""
-        return self.bias << self.mantissa
 
 
 F32 = Format("f32", 32, 23, 127)
@@ -198,10 +183,6 @@ class V:
         """The float whose bits an integer is."""
         return V(self.b, self.b.bitcast(self.v, self._float_type))
 
-    def to_int(self) -> V:
-        """A float truncated to a signed integer of its width (which must hold it)."""
-        return V(self.b, self.b.fptosi(self.v, builder.like(_INTS[self.format], self.v.type)))
-
     def to_float(self) -> V:
         """A signed integer as the float of its width, rounded."""
         return V(self.b, self.b.sitofp(self.v, self._float_type))
@@ -238,10 +219,6 @@ class V:
     def ne(self, x: Operand) -> V:
         """Lanes that are not equal; true for NaN."""
         return ~self.eq(x) if not self._float else V(self.b, self.b.fcmp_unordered("!=", self.v, self.like(x).v))
-
-    def isnan(self) -> V:
-        """Lanes that are NaN."""
-        return V(self.b, self.b.fcmp_unordered("uno", self.v, self.v))
 
 
 # -------------------------------------------------------------------------------------------------- functions

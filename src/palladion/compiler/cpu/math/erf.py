@@ -77,10 +77,8 @@ def erf_inv(x: V) -> V:
     if t.bits == 32:
         # x P as x (P - c) + c x with c = 1 or 2, so that only the last rounding counts.
         small = w < 5.0
-        low, high = (
-            horner(w, POLYNOMIALS["erf_inv_low", "f32"]),
-            horner(s - 3.0, POLYNOMIALS["erf_inv_high", "f32"]),
-        )
+        low = horner(w, POLYNOMIALS["erf_inv_low", "f32"])
+        high = horner(s - 3.0, POLYNOMIALS["erf_inv_high", "f32"])
         y = fma(x, where(small, low, high), where(small, x, x + x)).copysign(x)
     else:
         middle = horner(s - 3.25, POLYNOMIALS["erf_inv_middle", "f64"])
