@@ -362,3 +362,19 @@ def test_functions_that_branch_of_values_that_loops_do_not_change(function):
     got = pl.pallas_call(kernel, sds(8, 40), **NATIVE)(s, x)
     want = pl.pallas_call(kernel, sds(8, 40), interpret=True)(s, x)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_nextafter_steps_in_the_type_itself(dtype):
+    special = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 6e-8, -6e-8, 3.3, 65504.0]
+    x, y = jnp.asarray(np.repeat(special, 11), dtype), jnp.asarray(np.tile(special, 11), dtype)
+
+    def kernel(x_ref, y_ref, o_ref):
+        o_ref[...] = jnp.nextafter(x_ref[...], y_ref[...])
+
+    out = jax.ShapeDtypeStruct(x.shape, dtype)
+    native = pl.pallas_call(kernel, out, compiler_params=plcpu.CompilerParams())(x, y)
+    np.testing.assert_array_equal(native, pl.pallas_call(kernel, out, interpret=True)(x, y))
+    assert (
+        np.asarray(native)[2].tobytes() != np.asarray(x)[2].tobytes()
+    )  # 0 towards 1; XLA would compare subnormals as 0

@@ -74,11 +74,36 @@ def elementwise(name: str, *params: str) -> Callable:
 _PLAIN = """
     add sub mul div rem max min neg abs sign floor ceil sqrt rsqrt cbrt exp exp2 expm1 log log2 log1p sin cos tan tanh
     sinh cosh asinh acosh atanh atan atan2 asin acos erf erfc erf_inv logistic pow lgamma digamma and or xor not eq ne
-    lt le gt ge is_finite nextafter shift_left shift_right_logical shift_right_arithmetic square population_count clz
+    lt le gt ge is_finite shift_left shift_right_logical shift_right_arithmetic square population_count clz
 """.split()
 for _name in _PLAIN:
     RULES.rule(getattr(lax, f"{_name}_p"))(elementwise(_name))
 RULES.rule(lax.integer_pow_p)(elementwise("integer_pow", "y"))
+
+
+@RULES.rule(lax.nextafter_p)
+def _nextafter(ctx: Lowering, eqn, x: Lazy, y: Lazy) -> Lazy:
+    if not is_narrow_float(x.dtype):
+        return elementwise("nextafter")(ctx, eqn, x, y)
+    if x.dtype not in (jnp.bfloat16, jnp.float16):
+        raise RULES.unsupported(eqn)
+    aval = eqn.outvars[0].aval
+    return derived(aval.shape, aval.dtype, [x, y], lambda i: _step_16(element(x, i), element(y, i)), 8)
+
+
+def _step_16(x: ir.Expr, y: ir.Expr) -> ir.Expr:
+    """The next number after x towards y, in a 16-bit float: a step of one in its bits (f32's neighbour rounds to x)."""
+    bits, sign = (op("bitcast", np.int16, x), ir.Const(jnp.dtype(np.int16), -0x8000))
+    one, zero = ir.Const(jnp.dtype(np.int16), 1), ir.Const(jnp.dtype(np.float32), 0.0)
+    a, b = convert(x, jnp.float32), convert(y, jnp.float32)
+    grows = op("eq", np.bool_, op("lt", np.bool_, a, b), op("lt", np.bool_, zero, a))
+    stepped = op("select", np.int16, grows, op("add", np.int16, bits, one), op("sub", np.int16, bits, one))
+    smallest = op("or", np.int16, op("and", np.int16, op("bitcast", np.int16, y), sign), one)
+    stepped = op("select", np.int16, op("eq", np.bool_, a, zero), smallest, stepped)
+    stepped = op("bitcast", x.dtype, stepped)
+    ordered = op("or", np.bool_, op("lt", np.bool_, a, b), op("lt", np.bool_, b, a))
+    same = op("select", x.dtype, op("eq", np.bool_, a, b), y, convert(op("add", np.float32, a, b), x.dtype))
+    return op("select", x.dtype, ordered, stepped, same)
 
 
 @RULES.rule(lax.round_p)
