@@ -17,38 +17,7 @@ from jax import lax
 import palladion as pl
 from palladion import tpu as pltpu
 from palladion.language import frames
-
-EAGER = pl.EagerParams()
-X = np.arange(16, dtype=np.float32).reshape(4, 4)
-ROW = pl.BlockSpec((1, 4), lambda i: (i, 0))
-
-
-def sds(shape, dtype="float32"):
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def rows(kernel, interpret=EAGER, **more):
-    """A call on the four rows of a 4x4 array, one row a program."""
-    return pl.pallas_call(kernel, sds((4, 4)), grid=(4,), in_specs=[ROW], out_specs=ROW, interpret=interpret, **more)
-
-
-def whole(kernel, out=(4, 4), interpret=EAGER, **more):
-    """A call without a grid."""
-    return pl.pallas_call(kernel, sds(out), interpret=interpret, **more)
-
-
-def double(x_ref, o_ref):
-    o_ref[...] = x_ref[...] * 2
-
-
-def raised(call, *args) -> BaseException:
-    with pytest.raises(BaseException) as info:
-        call(*args)
-    return info.value
-
-
-def notes(error) -> str:
-    return "\n".join(getattr(error, "__notes__", ()))
+from reference.eager_calls import EAGER, X, double, notes, raised, rows, sds
 
 
 # --- the kernel's own Python runs -----------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from jax import lax
 from palladion import jaxlink
 from palladion.errors import KernelCheckError, UnsupportedPrimitive, count_of, explain, kind_of, mistake
 from palladion.language import ops
+from palladion.language.dtypes import unwritten
 from palladion.language.indexing import label_of, out_of_range
-from palladion.reference.evaluate import unwritten
 from palladion.rules import RuleTable
 
 RULES = RuleTable("the eager interpreter", covers=lambda primitive: primitive not in _MACHINE_ONLY)

@@ -23,6 +23,7 @@ from jax import lax
 from palladion import jaxlink
 from palladion.errors import count_of
 from palladion.language import ops
+from palladion.language.dtypes import unwritten
 from palladion.reference import host
 from palladion.rules import RuleTable
 
@@ -59,15 +60,6 @@ def pad(x: jax.Array, edges: Sequence[tuple[int, int]]) -> jax.Array:
 
 def _key_rank(dtype: Any) -> int:
     return len(jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).shape)
-
-
-@functools.cache
-def unwritten(dtype: Any) -> np.ndarray:
-    """The value of `uninitialized` memory, a NumPy scalar: no JAX option (`jax_debug_nans`, say) has a part in it."""
-    dtype = jnp.dtype(dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.array(np.nan, dtype)
-    return np.array(False if dtype == np.bool_ else jnp.iinfo(dtype).min, dtype)
 
 
 # --- views and indices of a Ref -------------------------------------------------------------------------------------

@@ -238,11 +238,3 @@ def short_type(array: Any) -> str:
         return f"{array.dtype}[{','.join(map(str, array.shape))}]"
     dtype = jax.numpy.dtype(array.dtype)
     return jaxlink.ShapedArray(tuple(array.shape), dtype).str_short(short_dtypes=True)
-
-
-def element_bits(dtype: Any) -> int:
-    """Bits that an element takes in memory (of a PRNG key: 64)."""
-    if jaxlink.is_opaque(dtype):
-        return 64
-    dtype = jax.numpy.dtype(dtype)
-    return 8 if dtype == np.bool_ else jax.dtypes.itemsize_bits(dtype)

@@ -26,11 +26,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from palladion.errors import Finding
+from palladion.language.dtypes import element_bits
 from palladion.language.grid import BlockMapping
 from palladion.language.index_maps import MAX_POINTS, reads_prefetch
 from palladion.report import access
 from palladion.report.analysis import Analysis
-from palladion.report.calls import MAX_VALUES, element_bits, short_type
+from palladion.report.calls import MAX_VALUES, short_type
 from palladion.report.footprint import block_shape
 from palladion.report.targets import (
     LARGEST_SCALAR_MEMORY,

@@ -19,9 +19,10 @@ from typing import Any
 from palladion import jaxlink
 from palladion.language import cost
 from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
+from palladion.language.dtypes import element_bits
 from palladion.language.grid import BlockMapping
 from palladion.language.ops import run_scoped_p
-from palladion.report.calls import Call, element_bits
+from palladion.report.calls import Call
 from palladion.report.targets import TPUS, Limit, Target, limits, on_chip
 from palladion.report.visits import Grid, Visits
 

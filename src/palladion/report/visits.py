@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
+from palladion.language.dtypes import element_bits
 from palladion.language.grid import BlockMapping
 from palladion.language.index_maps import MAX_POINTS, evaluate, grid_points
-from palladion.report.calls import element_bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -229,12 +229,6 @@ def masked_store(b: ir.IRBuilder, value: Value, address: Value, mask: Value) -> 
     intrinsic(b, void, "masked.store", value, address, align, mask, types=(value.type, ptr))
 
 
-def mask_below(b: ir.IRBuilder, count: Value, lanes: int) -> Value:
-    """The i1 vector whose first `count` lanes (an i64 value, of any size) are true."""
-    left = b.trunc(smin(b, count, const(lanes)), i32)
-    return b.icmp_signed("<", iota(vec(i32, lanes)), splat(b, left, lanes))
-
-
 def on_stack(b: ir.IRBuilder, ty: Type, count: int = 1, align: int | None = None) -> Value:
     """Room for `count` values in the function's frame, wherever this is called: never in a loop. Its contents are
     undefined. Keep it well below a megabyte: threads of XLA's pool have 8 MB of stack."""

@@ -12,11 +12,11 @@ import dataclasses
 import enum
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from palladion.errors import explain
+from palladion.language.dtypes import element_bits
 from palladion.language.hardware import current_device
 
 __all__ = [
@@ -180,7 +180,7 @@ class TpuInfo:
         Raises:
           ValueError: the dtype has more than 32 bits, which no tile of a TPU holds.
         """
-        bits = _bits(dtype)
+        bits = element_bits(dtype)
         if bits > 32:
             raise ValueError(
                 explain(
@@ -196,11 +196,6 @@ class TpuInfo:
         """Whether the matrix units multiply these dtypes as they are, with no conversion before."""
         lhs, rhs = jnp.dtype(lhs_dtype).name, jnp.dtype(rhs_dtype).name
         return any(lhs in left and rhs in right for left, right in _MATMUL_DTYPES[self.chip_version])
-
-
-def _bits(dtype: Any) -> int:
-    name = jnp.dtype(dtype)
-    return 8 if name == np.bool_ else jax.dtypes.itemsize_bits(name)
 
 
 class _Row(NamedTuple):

@@ -6,6 +6,7 @@ outside the operand is never touched.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +22,16 @@ _BOOL = np.dtype(np.bool_)
 
 def _both(a: ir.Expr | None, b: ir.Expr) -> ir.Expr:
     return b if a is None else ir.Op(_BOOL, "and", (a, b))
+
+
+def _place(rank: int, batching: Iterable, starts: dict, window: Iterable) -> tuple[ir.Expr, ...]:
+    """The operand element of a gather or scatter: batch indices, starts, and the offsets of the window from there."""
+    place: list[ir.Expr] = [ir.index(0)] * rank
+    for d, e in (*batching, *starts.items()):
+        place[d] = e
+    for d, e in window:
+        place[d] = ir.add(place[d], e)
+    return tuple(place)
 
 
 def _starts(indices: Lazy, batch: tuple, index_map, limits: dict[int, int]):
@@ -64,14 +75,9 @@ def _gather(ctx: Lowering, eqn, x: Lazy, indices: Lazy) -> Lazy:
     def at(index):
         batch = tuple(index[d] for d in batch_dims)
         starts, inside = _starts(indices, batch, dn.start_index_map, limits)
-        place: list[ir.Expr] = [ir.index(0)] * len(x.shape)
-        for d, b in zip(dn.operand_batching_dims, dn.start_indices_batching_dims):
-            place[d] = batch[b]
-        for d, e in starts.items():
-            place[d] = e
-        for d, o in zip(offset_dims, dn.offset_dims):
-            place[d] = ir.add(place[d], index[o])
-        value = x.at(tuple(place))
+        batching = zip(dn.operand_batching_dims, (batch[b] for b in dn.start_indices_batching_dims))
+        window = zip(offset_dims, (index[o] for o in dn.offset_dims))
+        value = x.at(_place(len(x.shape), batching, starts, window))
         return ir.Op(value.dtype, "select", (inside, value, fill)) if fills and inside is not None else value
 
     return derived(out.shape, out.dtype, [x, indices], at, 3)
@@ -96,17 +102,13 @@ def _scatter(combine: str | None):
         def one(index):
             batch = tuple(index[d] for d in batch_dims)
             starts, inside = _starts(indices, batch, dn.scatter_dims_to_operand_dims, limits)
-            place: list[ir.Expr] = [ir.index(0)] * len(x.shape)
-            for d, b in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims):
-                place[d] = batch[b]
-            for d, e in starts.items():
-                place[d] = e
-            for d, w in zip(window_dims, window):
-                place[d] = ir.add(place[d], index[w])
+            batching = zip(dn.operand_batching_dims, (batch[b] for b in dn.scatter_indices_batching_dims))
+            offsets = zip(window_dims, (index[w] for w in window))
+            place = _place(len(x.shape), batching, starts, offsets)
             value = updates.at(index)
             if combine is not None:
-                value = scalar_op(combine, x.dtype, ir.Load(x.dtype, buf, tuple(place)), value)
-            store = ir.Store(buf, tuple(place), value)
+                value = scalar_op(combine, x.dtype, ir.Load(x.dtype, buf, place), value)
+            store = ir.Store(buf, place, value)
             if clips or inside is None:
                 ctx.emit(store)
             else:

@@ -33,6 +33,7 @@ from palladion.compiler.cpu.lower.values import (
     op,
 )
 from palladion.language import ops
+from palladion.language.dtypes import unwritten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,13 +325,7 @@ def _addupdate(ctx: Lowering, eqn, ref: Ref, new: Lazy, *flat) -> list:
 # --- Refs made inside the kernel ------------------------------------------------------------------------------------
 def uninitialized(ctx: Lowering, buf: ir.Buf) -> None:
     """Fill a buffer with what memory holds before it is written, as the reference interpreter has it."""
-    if jnp.issubdtype(buf.dtype, jnp.inexact):
-        value: Any = np.nan
-    elif buf.dtype == np.bool_:
-        value = False
-    else:
-        value = jnp.iinfo(buf.dtype).min
-    ctx.fill(buf, of_const(value, buf.dtype, buf.shape))
+    ctx.fill(buf, of_const(unwritten(buf.dtype), buf.dtype, buf.shape))
 
 
 @RULES.rule(ops.run_scoped_p)
