@@ -3,7 +3,8 @@
     import palladion as pl
 
 The names of Pallas (`jax.experimental.pallas`), and beyond them `EagerParams`, `config` and the exceptions.
-The dialects are `palladion.tpu` (pltpu), `palladion.mosaic_gpu` (plgpu) and `palladion.triton` (pltriton).
+The dialects are `palladion.tpu` (pltpu), `palladion.mosaic_gpu` (plgpu), `palladion.triton` (pltriton) and
+`palladion.cpu` (plcpu); `palladion.fuser` fuses what stands around a kernel into it.
 """
 
 import jax as _jax

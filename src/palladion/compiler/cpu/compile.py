@@ -202,12 +202,13 @@ class Unit:
 
     def sites(self) -> list[runtime.HostSite]:
         """The Python functions that the kernel's host calls run."""
-        values = [s.values for s in self._statements() if isinstance(s, ir.HostCall)]
-        numbers = [s.site for s in self._statements() if isinstance(s, ir.HostCall)]
+        values: dict[int, tuple[ir.Buf, ...]] = {}
+        for s in self._statements():
+            if isinstance(s, ir.HostCall):
+                values.setdefault(s.site, s.values)
         result = []
         for k, site in enumerate(self.program.sites):
-            bufs = values[numbers.index(k)]
-            arrays = tuple(runtime.Array(b.shape, b.dtype.name) for b in bufs)
+            arrays = tuple(runtime.Array(b.shape, b.dtype.name) for b in values[k])
             result.append(runtime.HostSite(repr(site), functools.partial(_act, site), arrays))
         return result
 
