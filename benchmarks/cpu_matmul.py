@@ -1,14 +1,22 @@
-"""The matrix products of the native CPU compiler, on one thread, against NumPy's OpenBLAS and jnp.
+"""The matrix products of the native CPU compiler against NumPy's OpenBLAS and jnp.
 
     ./dev exec python benchmarks/cpu_matmul.py            # all tables
-    ./dev exec python benchmarks/cpu_matmul.py blocks     # or some: blocks, narrow, shapes, plans
+    ./dev exec python benchmarks/cpu_matmul.py blocks     # or some: peak, kernels, blocks, narrow, shapes, plans
+    BENCHMARK_THREADS=2 ./dev exec python benchmarks/cpu_matmul.py peak kernels
 
-The functions are called through ctypes, with nothing of Pallas around them. A block of C gets its sum over k by one
-call a block, as programs of a grid do it; windows have the row strides of the whole arrays. NumPy chooses its kernel
-itself (OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE are unset) and runs on one thread, and so does jnp, whose process is
-tied to one CPU. Contenders take turns; shown are GFLOP/s (GOP/s) of the best round and of the median, and their
-ratios to the peer's. Time is CPU time of the process, which other users of the machine disturb less; even so, on a
-machine that is not quiet the best is the one to trust.
+`peak` is what the processor's multipliers do from registers. `kernels` are whole kernels, K-accumulating as the
+tutorial's, called through jit, with blocks that suit each size; wall-clock time. Both on BENCHMARK_THREADS threads, 1
+unless it says otherwise, which is what NumPy and jnp have then too. Between contenders `kernels` waits until OpenBLAS's
+threads no longer spin.
+
+In the other tables, always on one thread, functions are called through ctypes, with nothing of Pallas around them. A
+block of C gets its sum over k by one call a block, as programs of a grid do it; windows have the row strides of the
+whole arrays. Contenders take turns; shown are GFLOP/s (GOP/s) of the best round and of the median, and their ratios to
+the peer's. Time there is CPU time of the process, which other users of the machine disturb less; even so, on a machine
+that is not quiet the best is the one to trust.
+
+NumPy chooses its kernel itself (OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE are unset). On one thread the process, and with
+it jnp, is tied to one CPU.
 """
 
 from __future__ import annotations
@@ -19,13 +27,15 @@ import sys
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # before NumPy loads OpenBLAS
     os.environ.pop(name, None)
-os.environ["OPENBLAS_NUM_THREADS"] = "1"
-if hasattr(os, "sched_setaffinity"):  # before JAX starts its threads
+THREADS = int(os.environ.get("BENCHMARK_THREADS", "1"))
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["NPROC"] = str(THREADS)
+if THREADS == 1 and hasattr(os, "sched_setaffinity"):  # before JAX starts its threads
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 import ctypes
 import itertools
 import statistics
+import threading
 import time
 from collections.abc import Callable
 
@@ -34,10 +44,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+import palladion as pl
+from palladion import cpu as plcpu
 from palladion.compiler.cpu import cache, target
-from palladion.compiler.cpu.builder import define, new_module, ptr, void
+from palladion.compiler.cpu.builder import const, define, gep, i64, load, loop, new_module, ptr, store, vec, void
 from palladion.compiler.cpu.matmul import MatmulSpec, emit_matmul
 from palladion.compiler.cpu.matmul_plan import Plan, plans
+from palladion.compiler.cpu.matmul_tile import kinds, step
 
 SECONDS = float(os.environ.get("BENCHMARK_SECONDS", "8"))  # a table
 
@@ -55,6 +68,105 @@ def product(spec: MatmulSpec, plan: Plan | None = None) -> tuple[Callable, np.nd
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(cache.link(code, ["entry"])["entry"])
     size = max(offset + n for offset, n in plan.areas().values())
     return call, np.zeros(size + 4096, np.uint8), took
+
+
+def multiplier(dtype: str, sums: int = 20) -> tuple[Callable, float]:
+    """A loop that multiplies and adds to many sums without touching memory, and the operations of 2**20 rounds."""
+    host = target.host()
+    kind = kinds(dtype, dtype, "float32", host)[0]
+    lanes = min(sums, host.registers - 4)
+    module = new_module("peak")
+    function, b = define(module, "entry", void, ptr, i64)
+    data, rounds = function.args
+    size = host.vector_bytes
+    acc_ty, lane_ty = vec(kind.acc, host.lanes(4)), vec(kind.lane, host.lanes(4))
+    x, y = (load(b, lane_ty, gep(b, data, n * size)) for n in range(2))
+    with loop(b, const(0), rounds, 1, [load(b, acc_ty, gep(b, data, n * size)) for n in range(lanes)]) as L:
+        L.next = [step(b, kind, host, acc, x, y) for acc in L.v]
+    for n, acc in enumerate(L.out):
+        store(b, acc, gep(b, data, n * size))
+    b.ret_void()
+    link = cache.link(cache.compile_module(module), ["entry"])
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(link["entry"])
+    return call, 2.0 * lanes * host.lanes(4) * kind.group * 2**20
+
+
+def peak() -> None:
+    """What the multipliers do, on THREADS threads at once."""
+    for dtype in ("float32", "bfloat16"):
+        call, work = multiplier(dtype)
+        rates = []
+        for _ in range(9):
+            data = [np.zeros(4096, np.uint8) for _ in range(THREADS)]
+            workers = [threading.Thread(target=call, args=(address(d), 2**20)) for d in data]
+            start = time.perf_counter()
+            for w in workers:
+                w.start()
+            for w in workers:
+                w.join()
+            rates.append(THREADS * work / (time.perf_counter() - start) / 1e9)
+        print(f"multiply-adds of {dtype} from registers: best {max(rates):.0f}, median {statistics.median(rates):.0f}")
+
+
+Blocks = tuple[tuple[int, int, int], ...]
+BLOCKS: dict[int, Blocks] = {  # of float32 products, by size: what suits it
+    512: ((64, 512, 512), (64, 256, 512), (256, 256, 256), (512, 512, 512)),
+    1024: ((512, 1024, 512), (1024, 1024, 512), (1024, 1024, 1024), (256, 256, 256)),
+    2048: ((512, 1024, 512), (1024, 1024, 512), (512, 512, 512), (256, 256, 256)),
+}
+
+
+def summing(size: int, block: tuple[int, int, int], dtype: str) -> Callable:
+    """The tutorial's K-accumulating kernel, float32 result, with blocks of m x n and k at a time."""
+    m, n, k = block
+
+    def kernel(x_ref, y_ref, o_ref):
+        @pl.when(pl.program_id(2) == 0)
+        def _():
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        o_ref[...] += jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+    return pl.pallas_call(
+        kernel,
+        jax.ShapeDtypeStruct((size, size), jnp.float32),
+        grid=(size // m, size // n, size // k),
+        in_specs=[pl.BlockSpec((m, k), lambda i, j, k: (i, k)), pl.BlockSpec((k, n), lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec((m, n), lambda i, j, k: (i, j)),
+        compiler_params=plcpu.CompilerParams(),
+    )
+
+
+def kernels() -> None:
+    """Whole kernels through jit, wall-clock time: six calls a turn, of which five count."""
+    cases: list[tuple[str, int, Blocks]] = [("float32", size, blocks) for size, blocks in BLOCKS.items()]
+    cases.append(("bfloat16", 1024, ((1024, 256, 1024), (1024, 512, 512), (256, 256, 256))))
+    for dtype, size, blocks in cases:
+        x, y = (jnp.asarray(matrix((size, size), dtype)) for _ in range(2))
+        product = jax.jit(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.float32))
+        runs: dict[str, Callable] = {"jnp": lambda x=x, y=y, f=product: f(x, y).block_until_ready()}
+        if dtype == "float32":
+            runs["numpy"] = lambda x=np.array(x), y=np.array(y): np.matmul(x, y)
+        count = len(runs)
+        for block in blocks:
+            call = jax.jit(summing(size, block, dtype))
+            runs["blocks of {} x {} x {}".format(*block)] = lambda x=x, y=y, f=call: f(x, y).block_until_ready()
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        end = time.perf_counter() + SECONDS
+        while time.perf_counter() < end or len(times["jnp"]) < 25:
+            for name, run in runs.items():
+                time.sleep(0.25)
+                run()
+                for _ in range(5):
+                    start = time.perf_counter()
+                    run()
+                    times[name].append(time.perf_counter() - start)
+        median = {name: statistics.median(t) for name, t in times.items()}
+        peer = min(median[name] for name in list(runs)[:count])
+        print(f"{dtype} to float32, {size} cubed, {THREADS} threads")
+        for name, t in median.items():
+            rate = 2e-9 * size**3 / t
+            print(f"  {name:30s} {1e3 * t:8.3f} ms {rate:7.1f}   / best peer: {peer / t:5.2f}")
 
 
 def address(x: np.ndarray) -> int:
@@ -210,10 +322,10 @@ def plans_table() -> None:
         race(runs, next(iter(runs)), SECONDS / 4)
 
 
-TABLES = {"blocks": blocks, "narrow": narrow, "shapes": shapes, "plans": plans_table}
+TABLES = {"peak": peak, "kernels": kernels, "blocks": blocks, "narrow": narrow, "shapes": shapes, "plans": plans_table}
 
 if __name__ == "__main__":
     host = target.host()
-    print(f"{host.cpu}, vectors of {8 * host.vector_bytes} bits, one thread; GFLOP/s")
+    print(f"{host.cpu}, vectors of {8 * host.vector_bytes} bits; GFLOP/s")
     for table in sys.argv[1:] or TABLES:
         TABLES[table]()

@@ -2,7 +2,8 @@
 
     import palladion as pl
 
-The names of Pallas (`jax.experimental.pallas`), and beyond them `EagerParams`, `config` and the exceptions.
+The names of Pallas (`jax.experimental.pallas`), and beyond them `EagerParams`, `config`, the exceptions, and `compile`,
+which says what a compiler makes of a kernel.
 The dialects are `palladion.tpu` (pltpu), `palladion.mosaic_gpu` (plgpu), `palladion.triton` (pltriton) and
 `palladion.cpu` (plcpu); `palladion.fuser` fuses what stands around a kernel into it.
 """
@@ -10,10 +11,14 @@ The dialects are `palladion.tpu` (pltpu), `palladion.mosaic_gpu` (plgpu), `palla
 import jax as _jax
 
 from palladion import config as config
+from palladion.compiler.entry import compile as compile
+from palladion.compiler.reports import CompileReport as CompileReport
 from palladion.errors import KernelCheckError as KernelCheckError
+from palladion.errors import KernelFinding as KernelFinding
 from palladion.errors import PalladionWarning as PalladionWarning
 from palladion.errors import TargetNotBuilt as TargetNotBuilt
 from palladion.errors import UnsupportedPrimitive as UnsupportedPrimitive
+from palladion.executors import last_report as last_report
 from palladion.jaxlink import Slice as Slice
 from palladion.jaxlink import ds as ds
 from palladion.language import transforms as _transforms  # registers the rules of pallas_call
@@ -31,6 +36,7 @@ from palladion.language.blocks import no_block_spec as no_block_spec
 from palladion.language.blocks import squeezed as squeezed
 from palladion.language.call import pallas_call as pallas_call
 from palladion.language.compiler_params import CompilerParams as CompilerParams
+from palladion.language.core_map import core_map as core_map
 from palladion.language.cost import CostEstimate as CostEstimate
 from palladion.language.cost import estimate_cost as estimate_cost
 from palladion.language.eager_params import EagerParams as EagerParams
@@ -45,6 +51,8 @@ from palladion.language.helpers import next_power_of_2 as next_power_of_2
 from palladion.language.helpers import pallas_export_experimental as pallas_export_experimental
 from palladion.language.helpers import run_state as run_state
 from palladion.language.helpers import strides_from_shape as strides_from_shape
+from palladion.language.kernel import get_global as get_global
+from palladion.language.kernel import kernel as kernel
 from palladion.language.ops import debug_check as debug_check
 from palladion.language.ops import debug_print as debug_print
 from palladion.language.ops import delay as delay
@@ -58,6 +66,11 @@ from palladion.language.ops import with_scoped as with_scoped
 from palladion.language.primitive import pallas_call_p as pallas_call_p
 from palladion.language.refs import MemoryRef as MemoryRef
 from palladion.language.refs import MemorySpace as MemorySpace
+from palladion.language.semaphores import DeviceIdType as DeviceIdType
+from palladion.language.semaphores import semaphore as semaphore
+from palladion.language.semaphores import semaphore_read as semaphore_read
+from palladion.language.semaphores import semaphore_signal as semaphore_signal
+from palladion.language.semaphores import semaphore_wait as semaphore_wait
 from palladion.language.unbuilt import unbuilt as _unbuilt
 
 dslice = ds
@@ -79,8 +92,10 @@ __all__ = [
     "Blocked",
     "BoundedSlice",
     "Buffered",
+    "CompileReport",
     "CompilerParams",
     "CostEstimate",
+    "DeviceIdType",
     "EagerParams",
     "Element",
     "GridSpec",
@@ -98,7 +113,9 @@ __all__ = [
     "align_to",
     "broadcast_to",
     "cdiv",
+    "compile",
     "config",
+    "core_map",
     "cpu",
     "debug_check",
     "debug_print",
@@ -112,6 +129,8 @@ __all__ = [
     "enable_poison_buffers",
     "estimate_cost",
     "fuser",
+    "get_global",
+    "kernel",
     "loop",
     "lower_as_mlir",
     "mosaic_gpu",
@@ -125,6 +144,10 @@ __all__ = [
     "program_id",
     "run_scoped",
     "run_state",
+    "semaphore",
+    "semaphore_read",
+    "semaphore_signal",
+    "semaphore_wait",
     "squeezed",
     "strides_from_shape",
     "tpu",
@@ -137,6 +160,6 @@ __getattr__ = _unbuilt(
     __name__,
     "pl",
     "it needs a simulated machine or a compiler, which are later work",
-    "get_global kernel select_ref semaphore semaphore_read semaphore_signal semaphore_wait core_map",
+    "select_ref",
     __all__,
 )

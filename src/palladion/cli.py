@@ -2,7 +2,8 @@
 
     palladion run [--cpu {refuse,interpret,native}] FILE [ARGS...]     a Pallas program, unchanged, on Palladion
     palladion run [--cpu {refuse,interpret,native}] -m MODULE [ARGS...]
-    palladion check FILE [ARGS...]                              the kernel calls it makes, and their mistakes
+    palladion check [--target cpu] FILE [ARGS...]               the kernel calls it makes, their mistakes, what they
+                                                                compile to
 
 `run` does what `python FILE` does (`__main__`, `sys.argv`, `sys.path`, exit status, tracebacks that start in the
 program), after `palladion.dropin.install()`.

@@ -11,6 +11,7 @@ they are; `noting_jax_errors` adds the line and the fix to them as a note, which
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import difflib
@@ -21,7 +22,7 @@ from typing import Any
 
 import jax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 
 
 def explain(headline: str, *, where: str | None = None, hint: str | None = None, **facts: Any) -> str:
@@ -53,7 +54,7 @@ def mistake[E: Exception](
       headline, hint, facts: as in `explain`.
       where: `file:line (function)`; default: the line of the user's code that is running.
     """
-    return kind(explain(headline, where=where or jaxlink.current_location(), hint=hint, **facts))
+    return kind(explain(headline, where=where or locations.current_location(), hint=hint, **facts))
 
 
 def count_of(n: int, thing: str, plural: str | None = None) -> str:
@@ -107,10 +108,10 @@ def noting_jax_errors(what: str, reason: str, *, advice: str | None = None) -> I
         yield
     except (TypeError, ValueError, IndexError, NotImplementedError) as error:
         fix = next((text for kind, text in _ADVICE if isinstance(error, kind)), None)
-        if not getattr(error, "_noted", False) and jaxlink.raised_in_library(error):
+        if not getattr(error, "_noted", False) and locations.raised_in_library(error):
             error._noted = True  # pyright: ignore[reportAttributeAccessIssue]  # the innermost kernel's note is enough
             headline = f"In {what}, {reason}" if fix else f"Raised in {what}."
-            error.add_note(explain(headline, where=jaxlink.location_of_error(error), hint=fix and (advice or fix)))
+            error.add_note(explain(headline, where=locations.location_of_error(error), hint=fix and (advice or fix)))
         raise
 
 
@@ -172,6 +173,35 @@ class KernelCheckError(AssertionError):
     """A `pl.debug_check` in a kernel was false, or a checked run-time index left its Ref."""
 
 
+_failures: collections.deque[KernelCheckError] = collections.deque(maxlen=256)  # other threads' among them
+
+
+def failed_check(message: str, where: str | None, point: Sequence[int]) -> KernelCheckError:
+    """The exception of a check that failed in a compiled kernel, for the host to raise.
+
+    XLA makes an error of its own of what the host raises; the exception is kept for `raising_failed_checks`.
+
+    Arguments: message; where: the user's `file:line (function)`; point: of the grid.
+    """
+    failure = KernelCheckError(explain(message, where=where, grid_point=tuple(point) or None))
+    _failures.append(failure)
+    return failure
+
+
+def raising_failed_checks(run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    """Run a compiled call to its end; raise its first failed check as it was raised on the host."""
+    try:
+        outs = jax.block_until_ready(run())
+        jax.effects_barrier()
+        return outs
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # ValueError: from the second call on
+        text = str(error)
+        failure = next((f for f in reversed(tuple(_failures)) if str(f) in text), None)
+        if failure is None:
+            raise
+        raise failure from error
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """Something that a check found in a kernel call.
@@ -193,3 +223,19 @@ class Finding:
     when: str | None = None
     hint: str | None = None
     operand: str | None = None
+
+
+class KernelFinding(RuntimeError):
+    """What a simulated machine found: the kernel would go wrong on the hardware.
+
+    Attributes:
+      finding: the `Finding`: kind, where, when, hint.
+    """
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        facts: dict[str, Any] = {"kind": finding.kind, "when": finding.when, "operand": finding.operand}
+        super().__init__(explain(finding.message, where=finding.where, hint=finding.hint, **facts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KernelFinding, (self.finding,)

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from palladion import config
-from palladion.errors import TargetNotBuilt, kind_of, mistake
+from palladion.errors import TargetNotBuilt, kind_of, mistake, raising_failed_checks
 
 # An executor module offers `lower(ctx, *args, **params)`, the lowering rule of `pallas_call`; one that runs Python
 # on concrete arrays offers `run(*args, **params)` instead.
 REFERENCE = "palladion.reference.interpret"
 EAGER = "palladion.reference.eager"
 NATIVE_CPU = "palladion.compiler.cpu.compile"
+SIMULATED_TPU = "palladion.simulator.tpu.run"
 
 WAYS_OUT = (
     "Ways out:\n"
@@ -31,8 +32,6 @@ WAYS_OUT = (
 
 # By name: the classes live in dialects that need not be imported for this.
 _NOT_BUILT = {
-    "InterpretParams": "The simulated TPU (interpret=pltpu.InterpretParams(...)) is not built yet; "
-    "use interpret=True or interpret=pl.EagerParams().",
     "InterpretGPUParams": "The simulated GPU (interpret=plgpu.InterpretGPUParams(...)) is not built yet; "
     "use interpret=True or interpret=pl.EagerParams().",
 }
@@ -49,7 +48,7 @@ def normalise_interpret(interpret: Any) -> Any:
     if isinstance(interpret, bool):
         return interpret
     name = type(interpret).__name__
-    if name == "EagerParams":
+    if name in ("EagerParams", "InterpretParams"):
         return interpret
     if name in _NOT_BUILT:
         raise TargetNotBuilt(_NOT_BUILT[name])
@@ -62,6 +61,11 @@ def normalise_interpret(interpret: Any) -> Any:
 
 def is_eager(interpret: Any) -> bool:
     """Whether the kernel's own Python runs on concrete arrays, with no tracing of its body."""
+    return type(interpret).__name__ == "EagerParams"
+
+
+def runs_in_python(interpret: Any) -> bool:
+    """Whether a call on concrete arrays runs at once, in Python, with nothing compiled."""
     return not isinstance(interpret, bool)
 
 
@@ -73,6 +77,8 @@ def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> 
     """
     if interpret is True:
         return importlib.import_module(REFERENCE)
+    if type(interpret).__name__ == "InterpretParams":
+        return importlib.import_module(SIMULATED_TPU)
     if platform == "cpu" and interpret is False:
         native = type(compiler_params).__module__.startswith("palladion.language.cpu.")
         wanted = "native" if native else config.get("cpu")
@@ -91,9 +97,19 @@ def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> 
     )
 
 
-def run_eager(*args: Any, **params: Any) -> Sequence[Any]:
-    """Run a call with `interpret=pl.EagerParams(...)` on concrete arrays."""
-    return importlib.import_module(EAGER).run(*args, **params)
+def run_in_python(*args: Any, **params: Any) -> Sequence[Any]:
+    """Run a call on concrete arrays, where `runs_in_python`."""
+    module = EAGER if is_eager(params["interpret"]) else SIMULATED_TPU
+    return importlib.import_module(module).run(*args, **params)
+
+
+def last_report() -> Any:
+    """What the last kernel call on a simulated machine left behind: findings, VMEM, timeline.
+
+    Returns:
+      a `SimulationReport`, or None before the first such call of this process. A later call on any thread replaces it.
+    """
+    return importlib.import_module("palladion.simulator.report").last()
 
 
 def discharge(jaxpr: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -103,4 +119,4 @@ def discharge(jaxpr: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 def run_checked(run: Any) -> Sequence[Any]:
     """Run a compiled call whose checks are on; a failed check raises its own exception."""
-    return importlib.import_module("palladion.reference.host").run_checked(run)
+    return raising_failed_checks(run)

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
-import sys
-import traceback
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import (
     ad_checkpoint,
     ad_util,
@@ -26,6 +23,7 @@ from jax._src import (
     core,
     custom_derivatives,
     debugging,
+    dtypes,
     flattree,
     pjit,
     source_info_util,
@@ -34,6 +32,7 @@ from jax._src import (
 )
 from jax._src import config as jax_config
 from jax._src import effects as jax_effects
+from jax._src import pretty_printer as pretty_printer
 from jax._src.callback import emit_python_callback
 from jax._src.core import Jaxpr as Jaxpr
 from jax._src.core import Literal as Literal
@@ -49,9 +48,13 @@ from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax as lax_internal
+from jax._src.lax import special as lax_special
 from jax._src.lax.control_flow import loops
+from jax._src.lax.control_flow.conditionals import platform_index_p as platform_index_p
+from jax._src.random import core as random_core
 from jax._src.random import prng as _prng
 from jax._src.random import threefry2x32 as _threefry
+from jax._src.state import discharge as state_discharge
 from jax._src.state import indexing as state_indexing
 from jax._src.state import primitives as state_primitives
 from jax._src.state import types as state_types
@@ -77,9 +80,11 @@ jit_p = pjit.jit_p
 add_any_p = ad_util.add_any_p
 ref_broadcast_to_p = state_primitives.broadcast_to_p
 empty_p = lax_internal.empty_p
+ExtendedDType = dtypes.ExtendedDType
 random_seed_p, random_wrap_p, random_unwrap_p = _prng.random_seed_p, _prng.random_wrap_p, _prng.random_unwrap_p
 random_bits_p, random_split_p, random_fold_in_p = _prng.random_bits_p, _prng.random_split_p, _prng.random_fold_in_p
 iota_2x32_shape_p = _prng.iota_2x32_shape_p
+random_gamma_p = random_core.random_gamma_p
 threefry2x32_p, threefry2x32_lowering = _threefry.threefry2x32_p, _threefry._threefry2x32_lowering
 jax_debug_print_p = debugging.debug_print_p
 remat_p = ad_checkpoint.remat_p
@@ -112,11 +117,6 @@ def debug_info(traced_for: str, fun: Callable, args: Sequence[Any]) -> core.Debu
     return api_util.debug_info(traced_for, fun, tuple(args), {})
 
 
-def function_location(fun: Callable) -> str:
-    """`name at file:line` of a Python function, seen through wrappers and partials."""
-    return api_util.fun_sourceinfo(fun) or repr(fun)
-
-
 def trace_to_jaxpr(fun: Callable, avals: Sequence[Any], info: core.DebugInfo) -> tuple[Jaxpr, Any]:
     """Trace `fun` on flat abstract arguments: the jaxpr, and the pytree structure of the result.
 
@@ -125,7 +125,26 @@ def trace_to_jaxpr(fun: Callable, avals: Sequence[Any], info: core.DebugInfo) ->
     """
     with jax_config.mutable_array_checks(False):
         jaxpr, out = partial_eval.trace_to_jaxpr(fun, flattree.flatten_args(*avals), info)
+        if jaxpr.is_high:  # operations that JAX has in simpler ones too (jnp.searchsorted, jnp.frexp)
+            jaxpr = partial_eval.lower_jaxpr2(jaxpr)
     return jaxpr, out.tree
+
+
+def special_functions() -> dict[Primitive, Callable]:
+    """Primitives whose meaning JAX gives as a function of arrays, with that function."""
+    both = {
+        lax_special.igamma_p: lax_special.igamma_impl,
+        lax_special.igammac_p: lax_special.igammac_impl,
+        lax_special.igamma_grad_a_p: lax_special.igamma_grad_a_impl,
+        lax_special.regularized_incomplete_beta_p: lax_special.regularized_incomplete_beta_impl,
+    }
+    spread = {p: lax_special._up_and_broadcast(f) for p, f in both.items()}
+    return {lax_special.bessel_i0e_p: lax_special.bessel_i0e_impl, **spread}
+
+
+def random_gamma(keys: Any, a: Any, log_space: bool) -> Any:
+    """What JAX's `random_gamma` does, in simpler operations."""
+    return random_core._gamma_impl(keys, a, log_space=log_space, use_vmap=True)
 
 
 def convert_consts_to_invars(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
@@ -135,13 +154,25 @@ def convert_consts_to_invars(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
 
 
 @contextlib.contextmanager
-def axis_in_trace_key(name: Any):
-    """Make `name` part of the key of JAX's tracing caches.
+def axis_in_trace_key(name: Any, size: int = 1):
+    """Bind a named axis, so that `lax.axis_index(name)` traces; it is part of the key of JAX's tracing caches.
 
-    Without it a jitted helper that reads `num_programs` would be reused, stale, by a kernel with another grid.
+    Without that a jitted helper that reads `num_programs` would be reused, stale, by a kernel with another grid.
     """
-    with core.extend_axis_env_nd([(name, 1)]):
+    with core.extend_axis_env_nd([(name, size)]):
         yield
+
+
+@contextlib.contextmanager
+def untracked_mesh_axes():
+    """Trace without the types that say over which axes of a `shard_map` a value varies: a kernel's Refs have none."""
+    with jax_config._check_vma(False):
+        yield
+
+
+def flatten_views(tree: Any) -> tuple[list[Any], Any]:
+    """A pytree as leaves and structure, in which views of Refs are nodes: their Ref, then their dynamic indices."""
+    return tracing_registry.flatten(tree)
 
 
 def trace_cache(fun: Callable) -> Callable:
@@ -167,15 +198,28 @@ def positional_ref_effects(jaxpr: Jaxpr) -> set:
     return result
 
 
+Effect = jax_effects.Effect
+
+
+class KernelEffect(Effect):
+    """An effect that keeps equations of a kernel alive and in order, and ends with its call (random state …)."""
+
+
 def effects_outside(jaxpr: Jaxpr) -> set:
     """The effects of a kernel that outlive its call: prints and checks, not reads and writes of its own refs."""
-    local = (JaxprInputEffect, core.InternalMutableArrayEffect)
+    local = (JaxprInputEffect, core.InternalMutableArrayEffect, KernelEffect)
     return {e for e in jaxpr.effects if not isinstance(e, local)}
 
 
 def vmapped_axes() -> set:
     """The named axes that `vmap` has bound here, as opposed to those of a `shard_map`."""
     return set(core.unsafe_get_axis_names()) - set(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def is_bound(axis_name: Any) -> bool:
+    """Whether a named axis (or each of a tuple of them) is that of a mesh or a vmap around here."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    return all(core.trace_ctx.axis_env.axis_exists(name) for name in names)
 
 
 @contextlib.contextmanager
@@ -201,6 +245,13 @@ def read_vars(eqn_or_jaxpr: Any) -> set:
     return {e.input for e in eqn_or_jaxpr.effects if isinstance(e, kinds)}
 
 
+def register_discharge(primitive: Primitive, run: Callable) -> None:
+    """How JAX's own Refs (`jax.new_ref` under jit) go through `primitive`: `run` maps values of the operands to
+    what the Refs among them hold afterwards, None for those that keep what they hold."""
+    rule = state_discharge.register_discharge_rule(primitive)
+    rule(lambda ctx, *args, **params: (run(*args, **params), []))
+
+
 def scan_counts(eqn: Any) -> tuple[int, int]:
     """How many of a scan equation's operands are constants and how many are carries; the rest are xs."""
     consts, carry, _ = eqn.params["ft_in"].unpack()
@@ -219,6 +270,9 @@ def register_effect(kind: type, *, lowerable: bool = False) -> None:
         jax_effects.lowerable_effects.add_type(kind)
 
 
+register_effect(KernelEffect)
+
+
 @contextlib.contextmanager
 def tracing_aside():
     """Run Python that builds something of its own while JAX lowers a program: no trace of JAX's is entered."""
@@ -226,69 +280,7 @@ def tracing_aside():
         yield
 
 
-# --- source locations -------------------------------------------------------------------------------------------
-def _shorten(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
-
-
-def _frame_text(frame: Any) -> str:
-    return f"{_shorten(frame.file_name)}:{frame.start_line} ({frame.function_name})"
-
-
-def location_of(eqn: Any) -> str | None:
-    """`file:line (function)` of the user's line that made an equation."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return None if frame is None else _frame_text(frame)
-
-
-def current_location() -> str | None:
-    """`file:line (function)` of the innermost user frame on the stack."""
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        if _is_user_code(frame.f_code):
-            return f"{_shorten(frame.f_code.co_filename)}:{line} ({frame.f_code.co_qualname})"
-    return None
-
-
-def _is_user_code(code: types.CodeType) -> bool:
-    # <string>: the __init__ that a dataclass makes
-    return code.co_filename != "<string>" and source_info_util.is_user_filename(code.co_filename)
-
-
-def raised_in_library(error: BaseException) -> bool:
-    """Whether an exception came from JAX (or other libraries), not from a `raise` in the user's code or in ours."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    last = frames[-1].f_code.co_filename if frames else PACKAGE_DIR
-    return not last.startswith(PACKAGE_DIR) and not source_info_util.is_user_filename(last)
-
-
-def location_of_error(error: BaseException) -> str | None:
-    """`file:line (function)` of the innermost user frame in an exception's traceback."""
-    found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_user_code(frame.f_code):
-            found = f"{_shorten(frame.f_code.co_filename)}:{line} ({frame.f_code.co_qualname})"
-    return found
-
-
-def defined_at(fun: Any) -> str | None:
-    """`file:line (function)` where a Python function is defined, seen through wrappers, partials and methods."""
-    for _ in range(8):
-        fun = inspect.unwrap(fun)
-        if hasattr(fun, "__code__"):
-            return f"{_shorten(fun.__code__.co_filename)}:{fun.__code__.co_firstlineno} ({fun.__name__})"
-        fun = getattr(fun, "func", None) or type(fun).__call__
-    return None
-
-
-@contextlib.contextmanager
-def as_traced(eqn: Any):
-    """Run under an equation's own source location, name stack and configuration (precision and such)."""
-    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
-        yield
-
-
+# --- errors -------------------------------------------------------------------------------------------------------
 def api_boundary(fun: Callable) -> Callable:
     """Errors that leave `fun` have JAX's and Palladion's own frames taken out of their tracebacks."""
     return traceback_util.api_boundary(fun)
@@ -378,6 +370,13 @@ def lower_host_call(ctx: Any, function: Callable, args: Sequence[Any]) -> Any:
     return emit_python_callback(ctx, function, None, list(args), *avals, has_side_effect=True, returns_token=False)[0]
 
 
+def lower_as_value(ctx: Any, fun: Callable) -> Any:
+    """Lower a function without arguments that gives one int32 scalar."""
+    avals = dict(avals_in=[], avals_out=[core.ShapedArray((), np.dtype(np.int32))])
+    with jax_config._check_vma(False):
+        return mlir.lower_fun(fun, multiple_results=False)(ctx.replace(**avals))[0]
+
+
 # --- running Python on Refs without tracing -----------------------------------------------------------------------
 EvalTrace = core.EvalTrace
 eval_trace = core.eval_trace
@@ -389,14 +388,15 @@ def register_tracer(cls: type) -> None:
     core.pytype_aval_mappings[cls] = lambda x: x.aval
 
 
-def is_user_file(path: str) -> bool:
-    """Whether a source file is the user's: not JAX's, not Palladion's, not Python's own."""
-    return source_info_util.is_user_filename(path)
-
-
 def wrap_keys(data: Any, dtype: Any) -> Any:
     """Typed PRNG keys of an extended dtype, from their uint32 words."""
     return jax.random.wrap_key_data(data, impl=dtype._impl.name)
+
+
+def register_keys(name: str, **implementation: Any) -> str:
+    """Add a kind of PRNG keys (`key_shape`, `seed`, `split`, `random_bits`, `fold_in`, `tag`), known by its name."""
+    _prng.register_prng(_prng.PRNGImpl(name=name, **implementation))
+    return name
 
 
 def adapt_fori_bodies(adapt: Callable[[Callable], Callable]) -> None:

@@ -9,10 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from palladion import jaxlink
+from palladion import locations
 from palladion.errors import UnsupportedPrimitive
 
 _TABLES: list[RuleTable] = []
+_MACHINES: dict[Any, str] = {}  # primitive -> the machine that gives it a meaning
+
+
+def only_on(target: str, *primitives: Any) -> None:
+    """Declare primitives that mean nothing to JAX, only to a machine (whose table is perhaps not imported yet)."""
+    for primitive in primitives:
+        _MACHINES[primitive] = target
+
+
+def needs_machine(primitive: Any) -> bool:
+    """Whether a primitive was declared so."""
+    return primitive in _MACHINES
 
 
 class RuleTable:
@@ -50,8 +62,14 @@ class RuleTable:
 
     def unsupported(self, eqn: Any) -> UnsupportedPrimitive:
         """The exception for an equation that has no rule here."""
-        others = [t.target for t in _TABLES if t is not self and t.supports(eqn.primitive)]
-        return UnsupportedPrimitive(str(eqn.primitive), self.target, jaxlink.location_of(eqn), others)
+        others = self.others(eqn.primitive)
+        return UnsupportedPrimitive(str(eqn.primitive), self.target, locations.location_of(eqn), others)
+
+    def others(self, primitive: Any) -> list[str]:
+        """The other targets that run a primitive."""
+        found = [t.target for t in _TABLES if t is not self and t.supports(primitive)]
+        machine = _MACHINES.get(primitive, self.target)
+        return found if machine in (self.target, *found) else [machine, *found]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rules)

@@ -87,8 +87,8 @@ def message(f):
         return f"{type(error).__name__}: {error}".splitlines()[0]
 print(message(lambda: pl.store))
 print(message(lambda: pltpu.no_such_thing))
-print(message(lambda: pltpu.make_async_copy))
-print(hasattr(pl, "store"), hasattr(pl, "load"), hasattr(pltpu, "make_async_copy"), hasattr(pltpu, "annotations"))
+print(message(lambda: pltpu.matmul_push_rhs))
+print(hasattr(pl, "store"), hasattr(pl, "load"), hasattr(pltpu, "matmul_push_rhs"), hasattr(pltpu, "annotations"))
 print(message(lambda: exec("from jax.experimental.pallas import store")).split(" (")[0])
 print(message(lambda: exec("import jax.experimental.pallas.tpu_sc")))
 print(message(lambda: exec("from jax.experimental.pallas import tpu_sc")))
@@ -102,8 +102,8 @@ print(message(lambda: exec("from jax.experimental.mosaic.gpu import core")).spli
     assert forks.python(program + NOTHING_OF_JAX).lines == [
         "AttributeError: module 'jax.experimental.pallas' has no attribute 'store'",
         "AttributeError: module 'jax.experimental.pallas.tpu' has no attribute 'no_such_thing'",
-        "AttributeError: pltpu.make_async_copy is not built yet: "
-        "the simulated TPU and the Mosaic TPU compiler are later work.",
+        "AttributeError: pltpu.matmul_push_rhs is not built yet: "
+        "explicit matrix-unit operations and the Mosaic TPU compiler are later work.",
         "False False False False",
         "ImportError: cannot import name 'store' from 'jax.experimental.pallas'",
         *[f"ModuleNotFoundError: jax.experimental.pallas.tpu_sc is a part of JAX's Pallas, {runs_on}"] * 2,

@@ -240,9 +240,12 @@ def test_unknown_field_and_positional_use_are_refused():
 
 
 def test_simulator_params_print_as_in_jax():
+    ours = (
+        ", schedule=None, explore=0, uninitialized_reads='allow', chip=None, vmem_limit=None, trace=False)"
+    )
     assert repr(pltpu.InterpretParams()) == (
         f"InterpretParams({SIMULATOR_DEFAULT}, dma_execution_mode='on_wait', random_seed=None, "
-        "grid_point_recorder=None, allow_hbm_allocation_in_run_scoped=False, buffer_bounds='logical')"
+        f"grid_point_recorder=None, allow_hbm_allocation_in_run_scoped=False, buffer_bounds='logical'{ours}"
     )
     assert repr(plgpu.InterpretGPUParams()) == (
         f"InterpretGPUParams({SIMULATOR_DEFAULT}, num_tma_threads_per_device=5, inline_mgpu='error')"
@@ -306,8 +309,9 @@ def test_resetting_the_simulated_tpu_leaves_the_mode_alone():
         ),
         (
             pltpu,
-            "make_async_copy",
-            "pltpu.make_async_copy is not built yet: the simulated TPU and the Mosaic TPU compiler are later work.",
+            "matmul_push_rhs",
+            "pltpu.matmul_push_rhs is not built yet: "
+            "explicit matrix-unit operations and the Mosaic TPU compiler are later work.",
         ),
         (pltriton, "debug_barrier", "pltriton.debug_barrier is not built yet: the Triton compiler is later work."),
         (pltpu, "TPUCompilerParams", "module 'palladion.tpu' has no attribute 'TPUCompilerParams'"),

@@ -90,6 +90,58 @@ def test_masked_load_and_store(interpret):
     np.testing.assert_array_equal(b, [[4, 5, 2, 0], [4, 5, 6, 0]])
 
 
+def naive_conv(x, w, strides, pads):
+    """NHWC with HWIO, no dilation, in float64."""
+    x = np.pad(x.astype(np.float64), ((0, 0), *pads, (0, 0)))
+    h, k = w.shape[:2]
+    rows, columns = (x.shape[1] - h) // strides[0] + 1, (x.shape[2] - k) // strides[1] + 1
+    out = np.zeros((len(x), rows, columns, w.shape[3]))
+    for i in range(rows):
+        for j in range(columns):
+            part = x[:, i * strides[0] : i * strides[0] + h, j * strides[1] : j * strides[1] + k]
+            out[:, i, j] = np.einsum("nhwc,hwco->no", part, w)
+    return out
+
+
+@pytest.mark.parametrize("strides", [None, (2, 1)])
+@pytest.mark.parametrize("pads", [None, ((1, 2), (0, 1))])
+@pytest.mark.parametrize("reversal", [None, (True, False), (True, True)])
+def test_conv(strides, pads, reversal):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 7, 6, 3)).astype(np.float32), rng.normal(size=(3, 2, 3, 4)).astype(np.float32)
+    flipped = np.flip(w, [d for d, r in enumerate(reversal or ()) if r])
+    expected = naive_conv(x, flipped, strides or (1, 1), pads or ((0, 0), (0, 0)))
+    acc = rng.normal(size=expected.shape).astype(np.float32)
+    options = dict(window_strides=strides, padding=pads, window_reversal=reversal)
+
+    def conv(x, w, *acc):
+        return pltpu.conv(x, w, *acc, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options)
+
+    np.testing.assert_allclose(call(conv, x, w), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(call(conv, x, w, acc), expected + acc, rtol=1e-4, atol=1e-4)
+
+
+def test_conv_accumulates_in_the_accumulators_dtype():
+    x, w = jnp.ones((1, 4, 4, 2), jnp.bfloat16), jnp.ones((3, 3, 2, 2), jnp.bfloat16)
+    numbers = dict(dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    assert pltpu.conv(x, w, **numbers).dtype == jnp.bfloat16
+    got = pltpu.conv(x, w, jnp.full((1, 2, 2, 2), 0.125), **numbers)
+    assert got.dtype == jnp.float32
+    np.testing.assert_array_equal(got, np.full((1, 2, 2, 2), 18.125))
+
+
+def test_annotations_change_nothing():
+    def kernel(x_ref, o_ref):
+        view = pltpu.annotate(x_ref.at[1:3], no_store=True, no_bank_conflict=True)
+        pltpu.annotate(o_ref, no_hazard_no_deps=True)[...] = view[...] + pltpu.annotate(x_ref)[0:2]
+
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    got = pl.pallas_call(kernel, jax.ShapeDtypeStruct((2, 6), jnp.float32), interpret=True)(x)
+    np.testing.assert_array_equal(got, x[1:3] + x[:2])
+
+
+REF = jax.new_ref(jnp.zeros((4, 6)))
+NUMBERS = ("NHWC", "HWIO", "NHWC")
 X = jnp.arange(24.0).reshape(4, 6)
 
 
@@ -128,6 +180,33 @@ X = jnp.arange(24.0).reshape(4, 6)
             "pltpu.reciprocal takes floating-point arrays, not int32.",
         ),
         (lambda: pltpu.load(X), TypeError, "pltpu.load takes a Ref or a view of one"),
+        (
+            lambda: pltpu.conv(
+                X[None, ..., None], X[None, :, :1, None].astype(jnp.bfloat16), dimension_numbers=NUMBERS
+            ),
+            TypeError,
+            "pltpu.conv takes two arrays of one dtype, not float32[1, 4, 6, 1] and bfloat16[1, 4, 1, 1].",
+        ),
+        (
+            lambda: pltpu.conv(
+                jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), dimension_numbers=NUMBERS, window_reversal=(True,)
+            ),
+            ValueError,
+            "pltpu.conv: window_reversal has 1 entry for 2 spatial dimensions.",
+        ),
+        (
+            lambda: pltpu.conv(
+                jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), jnp.ones((1, 2, 2, 3)), dimension_numbers=NUMBERS
+            ),
+            ValueError,
+            "pltpu.conv gives float32[1, 2, 2, 2], which cannot be added to acc, float32[1, 2, 2, 3].",
+        ),
+        (lambda: pltpu.annotate(X), TypeError, "pltpu.annotate takes a Ref or a view of one, not float32[4, 6]."),
+        (
+            lambda: pltpu.annotate(REF, no_store=True, no_hazard=True),
+            ValueError,
+            "pltpu.annotate: no_store and no_hazard contradict each other.",
+        ),
     ],
 )
 def test_mistakes(function, kind, line):

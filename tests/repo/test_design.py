@@ -26,7 +26,7 @@ def drawn() -> list[tuple[str, str]]:
 def test_what_is_marked_as_there_is_there():
     lines = drawn()
     assert ("+", "src/palladion/jaxlink.py") in lines
-    assert ("-", "src/palladion/simulator/") in lines
+    assert ("-", "src/palladion/emulator/") in lines
     missing = [path for mark, path in lines if mark == "+" and not (ROOT / path).exists()]
     assert not missing, f"marked + in docs/design.md, but not in the tree: {', '.join(missing)}"
 

@@ -22,7 +22,7 @@ ONLY_IN_JAXLINK = ("jax._src", "jax.interpreters")
 # Rooms of the house and their floor: a room may import from floors below its own.
 FLOORS = (
     ("jaxlink",),
-    ("rules", "errors", "config", "executors"),
+    ("rules", "errors", "config", "executors", "locations"),
     ("language",),
     ("reference", "simulator", "compiler", "emulator"),
     ("report", "autodiff", "library"),

@@ -86,7 +86,10 @@ def test_exit_status_of_the_process(program):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--target", "tpu:v5e", "x.py"], "there is no option --target"),
+        (["--target", "riscv", "x.py"], "there is no target riscv; the targets are: cpu"),
+        (["--target=riscv", "x.py"], "there is no target riscv; the targets are: cpu"),
+        (["--target"], "--target needs a value"),
+        (["--target", "cpu"], "name the program to check"),
         (["-v", "x.py"], "there is no option -v"),
         (["nowhere.py"], "there is no file nowhere.py."),
         ([], "name the program to check"),

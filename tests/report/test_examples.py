@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from palladion.report.command import main
@@ -17,6 +18,8 @@ FINDINGS = {
     "softmax.py": {},
     "look_inside.py": {},
     "gather_rows.py": {},
+    "flash_attention.py": {},
+    "native.py": {},
 }
 
 
@@ -31,6 +34,8 @@ PRINTED = {
     "softmax.py": r"equals jax.nn.softmax: True\nunder vmap too: True",
     "look_inside.py": r"all programs:\nprogram 0: .*(\n.*){3}\nonly program 2:\nprogram 2: .* up to 3007.50",
     "gather_rows.py": r"equals x\[rows\]: True",
+    "flash_attention.py": r"(float32 .* error \d[eE]-0[67]\n){4}(bfloat16 .* error \de-03(\n|$)){4}",
+    "native.py": r"interpreted +\d+\.\d\d ms\nnative +\d+\.\d\d ms\njnp +\d+\.\d\d ms",
 }
 
 
@@ -46,6 +51,24 @@ def test_what_an_example_prints_and_a_check_finds(name, monkeypatch, capfd):
     assert status == int("error" in FINDINGS[name].values())
 
 
+def test_flash_attention_by_blocks_that_do_not_divide_the_length_is_refused(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from flash_attention import flash_attention, operands  # pyright: ignore[reportMissingImports]
+
+    with pytest.raises(ValueError, match="length 192 is not a multiple of both block sizes, 128 and 96"):
+        flash_attention(*operands(1, 1, 192, 32, "float32"), block_q=128, block_k=96, interpret=True)
+
+
+@pytest.mark.parametrize("blocks", [(32, 96), (96, 32), (192, 192)])
+def test_causal_flash_attention_with_unequal_blocks(blocks, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from flash_attention import NATIVE, exact, flash_attention, operands  # pyright: ignore[reportMissingImports]
+
+    args = operands(1, 2, 192, 32, "float32")
+    result = flash_attention(*args, causal=True, block_q=blocks[0], block_k=blocks[1], **NATIVE)
+    np.testing.assert_allclose(result, exact(*args, True), atol=3e-6)
+
+
 def test_an_example_runs_on_its_own():
     program = [sys.executable, "examples/gather_rows.py"]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -57,5 +80,5 @@ def test_the_documentation_shows_what_is_printed(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     main(["examples/offset_index_map.py"])
     own, _, report = capsys.readouterr().out.partition("\n")
-    (shown,) = re.findall(r"^```text\n(.*?)^```$", (ROOT / "docs" / "check.md").read_text(), re.MULTILINE | re.DOTALL)
+    shown, *_ = re.findall(r"^```text\n(.*?)^```$", (ROOT / "docs" / "check.md").read_text(), re.MULTILINE | re.DOTALL)
     assert own == "wrong elements: 4096 of 8192" and report == shown

@@ -11,14 +11,16 @@ Source: tutorial sections 0 to 2 (signature, what a kernel may do, words of the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from palladion import config, executors, jaxlink
+from palladion import config, executors, jaxlink, locations
 from palladion.errors import kind_of, mistake, suggesting_keywords
 from palladion.language import frames, specs
 from palladion.language.blocks import GridSpec, no_block_spec
@@ -84,20 +86,24 @@ def pallas_call(
         hint = "pl.pallas_call(kernel, out_shape, …)(operands)"
         raise mistake(TypeError, f"The kernel must be a function of Refs, not {kind_of(kernel)}.", hint=hint)
     given = dict(grid=grid, in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch_shapes)
-    refuse_foreign(out_shape=out_shape, grid_spec=grid_spec, interpret=interpret)
-    refuse_foreign(compiler_params=compiler_params, cost_estimate=cost_estimate)
-    setup = _Setup(
-        kernel=kernel,
-        name=_checked("name", name, str) or specs.kernel_name(kernel),
-        spec=_grid_spec(grid_spec, given),
-        out_shape=specs.out_tree(out_shape),
-        aliases=specs.normalise_aliases(input_output_aliases),
-        debug=bool(debug),
-        interpret=executors.normalise_interpret(interpret),
-        compiler_params=_checked("compiler_params", compiler_params, CompilerParams),
-        cost_estimate=_checked("cost_estimate", cost_estimate, CostEstimate),
-        metadata=_metadata(metadata),
+    refuse_foreign(grid_spec=grid_spec)
+    setup = Setup.make(
+        kernel,
+        _grid_spec(grid_spec, given),
+        out_shape,
+        aliases=input_output_aliases,
+        debug=debug,
+        interpret=interpret,
+        name=name,
+        compiler_params=compiler_params,
+        cost_estimate=cost_estimate,
+        metadata=metadata,
     )
+    return make_call(setup)
+
+
+def make_call(setup: Setup) -> Callable[..., Any]:
+    """The function of a kernel's operands that `pallas_call` and `kernel` return."""
     grid_sizes, dynamic_sizes = specs.normalise_grid(setup.spec.grid, setup.name)
 
     @jaxlink.trace_cache
@@ -116,15 +122,19 @@ def pallas_call(
         outs = pallas_call_p.bind(*dynamic_sizes, *flat, **params)
         return jax.tree.unflatten(setup.out_shape.tree, outs)
 
-    functools.update_wrapper(call, kernel, assigned=("__name__", "__qualname__", "__module__"), updated=())
+    functools.update_wrapper(call, setup.kernel, assigned=("__name__", "__qualname__", "__module__"), updated=())
     call.__doc__ = f"The kernel call {setup.name!r} (palladion.pallas_call): a function of the kernel's operands."
     del call.__wrapped__
     return jaxlink.api_boundary(call)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Setup:
-    """The arguments of `pallas_call`, checked."""
+class Setup:
+    """The arguments of `pallas_call` or `kernel`, checked.
+
+    Attributes:
+      mesh: the cores that run the kernel, at once, in place of a grid's programs; None for `pallas_call`.
+    """
 
     kernel: Callable
     name: str
@@ -136,6 +146,44 @@ class _Setup:
     compiler_params: Any
     cost_estimate: Any
     metadata: Any
+    mesh: Any = None
+
+    @classmethod
+    def make(
+        cls,
+        kernel: Callable,
+        spec: GridSpec,
+        out_shape: Any,
+        *,
+        aliases: Mapping[int, int] = types.MappingProxyType({}),
+        debug: Any,
+        interpret: Any,
+        name: Any,
+        compiler_params: Any,
+        cost_estimate: Any,
+        metadata: Any,
+        mesh: Any = None,
+    ) -> Setup:
+        """Check the arguments that do not depend on the operands.
+
+        Raises:
+          ValueError, TypeError: an argument is not as `pallas_call` describes.
+        """
+        refuse_foreign(out_shape=out_shape, interpret=interpret)
+        refuse_foreign(compiler_params=compiler_params, cost_estimate=cost_estimate)
+        return cls(
+            kernel=kernel,
+            name=_checked("name", name, str) or specs.kernel_name(kernel),
+            spec=spec,
+            out_shape=specs.out_tree(out_shape),
+            aliases=specs.normalise_aliases(aliases),
+            debug=bool(debug),
+            interpret=executors.normalise_interpret(interpret),
+            compiler_params=_checked("compiler_params", compiler_params, CompilerParams),
+            cost_estimate=_checked("cost_estimate", cost_estimate, CostEstimate),
+            metadata=_metadata(metadata),
+            mesh=mesh,
+        )
 
 
 def _grid_spec(grid_spec: Any, given: dict[str, Any]) -> Any:
@@ -174,7 +222,7 @@ def _metadata(metadata: Any) -> Any:
     return tuple(sorted(metadata.items()))
 
 
-def _trace(setup: _Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any, debug_checks: bool) -> dict:
+def _trace(setup: Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any, debug_checks: bool) -> dict:
     """The parameters of the equation, for operands of these types."""
     layout = specs.Layout.make(setup.kernel, setup.name, setup.spec, grid, in_tree, avals, setup.out_shape)
     prefetch_refs = [m.ref_aval() for m in layout.prefetch]
@@ -197,7 +245,7 @@ def _trace(setup: _Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any
     if executors.is_eager(setup.interpret):
         body: Any = EagerKernel(setup.kernel, layout.arguments, tuple(refs), setup.name)
     else:
-        body = trace_kernel(setup.kernel, layout.arguments, refs, grid, setup.name)
+        body = trace_kernel(setup.kernel, layout.arguments, refs, grid, setup.name, setup.mesh)
         check_kernel(body, grid_mapping, setup.aliases, setup.name)
     if setup.debug:
         print(f"pallas_call {setup.name}: {grid_mapping}\n{body}")
@@ -213,11 +261,14 @@ def _trace(setup: _Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any
         compiler_params=setup.compiler_params,
         cost_estimate=setup.cost_estimate,
         metadata=setup.metadata,
+        mesh=setup.mesh,
     )
-    return params if isinstance(body, EagerKernel) else intern(params, jaxlink.function_location(setup.kernel))
+    return params if isinstance(body, EagerKernel) else intern(params, locations.function_location(setup.kernel))
 
 
-def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[int | None, ...], name: str) -> Any:
+def trace_kernel(
+    kernel: Callable, arguments: Callable, refs: Any, grid: tuple[int | None, ...], name: str, mesh: Any = None
+) -> Any:
     """Trace a kernel on abstract Refs.
 
     Arguments:
@@ -226,6 +277,7 @@ def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[i
       refs: abstract Refs, in order.
       grid: None for dynamic axes.
       name: of the call, for messages.
+      mesh: the cores that run the kernel, in place of a grid, or None.
 
     Returns:
       a closed jaxpr without constants, whose arguments are the Refs and which returns nothing.
@@ -233,7 +285,7 @@ def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[i
     Raises:
       ValueError: the kernel returns a value or captures arrays.
     """
-    where = f"The kernel function in the pallas_call {jaxlink.function_location(kernel)}"
+    where = f"The kernel function in the pallas_call {locations.function_location(kernel)}"
 
     def checked(*flat):
         args, kwargs = arguments(flat)
@@ -241,8 +293,7 @@ def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[i
         refuse_result(kernel, kernel(*args, **kwargs))
 
     info = jaxlink.debug_info("pallas_call kernel", kernel, refs)
-    frame = frames.Frame(grid, name)
-    with frames.kernel(frame), jaxlink.axis_in_trace_key((_GRID_AXIS, grid)):
+    with tracing(grid, name, mesh):
         jaxpr, _ = jaxlink.trace_to_jaxpr(checked, refs, info)
     if jaxpr.consts:
         captured = ", ".join(v.aval.str_short(short_dtypes=True) for v in jaxpr.constvars)
@@ -256,11 +307,25 @@ def trace_kernel(kernel: Callable, arguments: Callable, refs: Any, grid: tuple[i
     return jaxpr
 
 
+@contextlib.contextmanager
+def tracing(grid: tuple[int | None, ...], name: str, mesh: Any = None) -> Iterator[None]:
+    """Trace the body of a kernel in the block: operations know its grid or its mesh of cores, `lax` the cores' axes."""
+    cores = {} if mesh is None else dict(mesh.shape)
+    frame = frames.Frame(() if cores else grid, name, cores=cores)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(frames.kernel(frame))
+        stack.enter_context(jaxlink.axis_in_trace_key((_GRID_AXIS, frame.grid)))
+        for axis, size in cores.items():
+            stack.enter_context(jaxlink.axis_in_trace_key(axis, size))
+        stack.enter_context(jaxlink.untracked_mesh_axes())
+        yield
+
+
 def _captured_lines(jaxpr: Any) -> str:
     lines = []
     for var in jaxpr.constvars:
         user = next((e for e in jaxpr.eqns if any(v is var for v in e.invars)), None)
         if user is not None:
             kind = var.aval.str_short(short_dtypes=True)
-            lines.append(f"  at: {jaxlink.location_of(user)} (first use of {kind})\n")
+            lines.append(f"  at: {locations.location_of(user)} (first use of {kind})\n")
     return "".join(lines)

@@ -2,6 +2,7 @@
 
 - a static index outside its Ref that came in through `jax.ref.get`/`set` (indexing with brackets checks as it is
   written);
+- a semaphore read or written as data, likewise;
 - an axis name of a vmap around the call (`lax.psum(x, "i")`);
 - a store to an input Ref that no output aliases (fault kind 14), or to a scalar-prefetch Ref that index maps read
   while blocks are in flight (fault kind 17).
@@ -17,13 +18,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import explain
+from palladion.language import masked
+from palladion.language.dtypes import SemaphoreDType
 from palladion.language.grid import GridMapping
 from palladion.language.index_maps import reads_prefetch
 from palladion.language.indexing import out_of_range
 
 _REF_OPERATIONS = {jaxlink.get_p: 1, jaxlink.swap_p: 2, jaxlink.addupdate_p: 2}  # operands before the indices
+_DATA_OPERATIONS = {*_REF_OPERATIONS, masked.masked_load_p, masked.masked_store_p, masked.atomic_update_p}
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -43,6 +47,7 @@ def ref_transforms(eqn: Any) -> tuple[Any, ...]:
 def check_kernel(jaxpr: Any, grid_mapping: GridMapping, aliases: Any, name: str) -> None:
     """Raise ValueError or IndexError for the mistakes that the module names."""
     _check_named_axes(jaxpr, name)
+    _check_semaphores(jaxpr)
     _check_static_indices(jaxpr)
     _check_writes(jaxpr, grid_mapping, dict(aliases), name)
 
@@ -54,7 +59,7 @@ def _check_named_axes(jaxpr: Any, name: str) -> None:
             raise ValueError(
                 explain(
                     f"The kernel {name} uses the axis {axis!r} of vmap ({eqn.primitive}), which is not bound in it.",
-                    where=jaxlink.location_of(eqn),
+                    where=locations.location_of(eqn),
                     hint=f"each batch element is a program of its own: use {axis!r} outside, on what the call returns",
                 )
             )
@@ -64,6 +69,19 @@ def _axis_names(params: Any) -> tuple[Any, ...]:
     """The named axes of a collective operation."""
     found = [params.get("axes", ()), params.get("axis_name", ())]
     return tuple(n for names in found for n in (names if isinstance(names, (tuple, list)) else (names,)))
+
+
+def _check_semaphores(jaxpr: Any) -> None:
+    for eqn in equations(jaxpr):
+        if eqn.primitive in _DATA_OPERATIONS and isinstance(eqn.invars[0].aval.dtype, SemaphoreDType):
+            label = getattr(eqn.invars[0].aval, "label", "a Ref")
+            raise TypeError(
+                explain(
+                    f"The operation `{eqn.primitive}` on {label}: it is a semaphore, not data.",
+                    where=locations.location_of(eqn),
+                    hint="pl.semaphore_read, pl.semaphore_signal, pl.semaphore_wait",
+                )
+            )
 
 
 def _check_static_indices(jaxpr: Any) -> None:
@@ -78,7 +96,7 @@ def _check_static_indices(jaxpr: Any) -> None:
                 if isinstance(value, (int, np.integer, np.ndarray)) and np.ndim(value) == 0:
                     if not -size <= value < size:
                         ref = getattr(eqn.invars[0].aval, "label", "a Ref")
-                        raise out_of_range(ref, int(value), dim, size, where=jaxlink.location_of(eqn))
+                        raise out_of_range(ref, int(value), dim, size, where=locations.location_of(eqn))
 
 
 def _first_write(jaxpr: Any, var: Any) -> str | None:
@@ -88,7 +106,7 @@ def _first_write(jaxpr: Any, var: Any) -> str | None:
                 for inner_var in jaxlink.written_vars(inner):
                     if (found := _first_write(inner, inner_var)) is not None:
                         return found
-            return jaxlink.location_of(eqn)
+            return locations.location_of(eqn)
     return None
 
 
@@ -106,6 +124,8 @@ def store_refusal(grid_mapping: GridMapping, i: int, name: str) -> Callable[[str
       None if it may, else a function from the user's `file:line` to the exception.
     """
     mapping = (*grid_mapping.prefetch_mappings, *grid_mapping.inputs)[i]
+    if isinstance(mapping.array.dtype, SemaphoreDType):  # waits count down what another call has signalled
+        return None
     if i < grid_mapping.num_prefetch:
         reader = next((m for m in grid_mapping.block_mappings if reads_prefetch(m)), None)
         if reader is None:
@@ -127,7 +147,7 @@ def refuse_result(kernel: Callable, out: Any) -> None:
     """Raise ValueError if a kernel returned something."""
     if out is not None:
         raise ValueError(
-            f"The kernel function in the pallas_call {jaxlink.function_location(kernel)} should return None. It "
+            f"The kernel function in the pallas_call {locations.function_location(kernel)} should return None. It "
             f"returns a PyTree: {jax.tree.structure(out)}\n"
             "  fix: write results into the output Refs, o_ref[...] = value, and return nothing"
         )

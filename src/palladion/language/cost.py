@@ -21,6 +21,7 @@ from jax import lax
 from palladion import jaxlink
 from palladion.errors import kind_of, mistake
 from palladion.language.primitive import EagerKernel, pallas_call_p
+from palladion.rules import needs_machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +138,11 @@ def _conv(eqn: Any) -> CostEstimate:
     return CostEstimate(2 * per_output * math.prod(eqn.outvars[0].aval.shape), 0, 0)
 
 
+def flops_of(eqn: Any) -> int:
+    """The floating-point operations of a matrix product or convolution."""
+    return _RULES[eqn.primitive](eqn).flops
+
+
 def _kernel(eqn: Any) -> CostEstimate:
     if eqn.params["cost_estimate"] is not None:
         return eqn.params["cost_estimate"]
@@ -165,6 +171,8 @@ def _count(jaxpr: Any) -> CostEstimate:
         inner = list(jaxlink.jaxprs_in_params(eqn.params))
         if (rule := _RULES.get(eqn.primitive)) is not None:
             total = _plus(total, rule(eqn))
+        elif needs_machine(eqn.primitive):
+            continue  # copies and semaphores compute nothing
         elif inner:
             for part in inner:
                 total = _plus(total, _count(part))

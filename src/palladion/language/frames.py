@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from palladion.errors import count_of, kind_of, mistake, noting_jax_errors
@@ -29,11 +29,15 @@ class Frame:
       name: the kernel, for messages.
       eager: the running program of the eager interpreter (an object with the methods that `ops` calls), or None
         while tracing.
+      cores: {axis name: size} of the mesh of cores that run the kernel, where it has one.
+      program: (ids, sizes) of a grid inside the kernel, whose body this is (`pltpu.emit_pipeline`), or None.
     """
 
     grid: tuple[int | None, ...]
     name: str
     eager: Any = None
+    cores: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    program: tuple[Sequence[Any], Sequence[Any]] | None = None
 
 
 _local = threading.local()
@@ -88,7 +92,7 @@ def current() -> Frame | None:
 
 
 def required(operation: str) -> Frame:
-    """The innermost kernel frame.
+    """The innermost kernel frame, for an operation of `pl`, or of a dialect ("pltpu.make_async_copy").
 
     Raises:
       ValueError: there is none.
@@ -101,7 +105,8 @@ def required(operation: str) -> Frame:
         else:
             hint = "call it in the function given to pl.pallas_call, or in what that calls"
         where = f"in {stack[-1]}" if stack else "outside a kernel"
-        raise mistake(ValueError, f"pl.{operation} can only be used inside a kernel; it was called {where}.", hint=hint)
+        name = operation if "." in operation else f"pl.{operation}"
+        raise mistake(ValueError, f"{name} can only be used inside a kernel; it was called {where}.", hint=hint)
     return frame
 
 

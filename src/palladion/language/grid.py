@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import frames, indexing
 from palladion.language.blocks import (
@@ -276,12 +276,12 @@ def _trace_index_map(index_map, block, grid, prefetch_refs, prefetch_tree, origi
     if index_map is None:
         location, index_map, n_args = None, _zeros(block), len(grid) + len(prefetch_tree.children())
     else:
-        location, n_args = jaxlink.defined_at(index_map), len(grid) + len(prefetch_tree.children())
+        location, n_args = locations.defined_at(index_map), len(grid) + len(prefetch_tree.children())
     what = f"The index map of {origin}"
 
     def flat_map(*args):
         refs = jax.tree.unflatten(prefetch_tree, args[len(grid) :])
-        return _flat_results(index_map(*args[: len(grid)], *refs), block, what, location)
+        return flat_results(index_map(*args[: len(grid)], *refs), block, what, location)
 
     frames.check_arity(
         index_map,
@@ -328,8 +328,17 @@ def _zeros(block) -> Callable:
     return lambda *_: tuple(first(b) for b in block)
 
 
-def _flat_results(out, block, what, location) -> list[Any]:
-    """One int32 scalar for each dimension (two for a BoundedSlice), checked."""
+def flat_results(out: Any, block: Sequence[Any], what: str, location: str | None) -> list[Any]:
+    """What an index map returned as one int32 scalar for each dimension (two for a BoundedSlice), checked.
+
+    Arguments:
+      out: what it returned.
+      block: the block dimensions.
+      what, location: the index map and where it is, for messages.
+
+    Raises:
+      ValueError: it is not one index for each dimension.
+    """
     if out is None and block:
         hint = "return a tuple of block indices: return (i, j)"
         raise mistake(ValueError, f"{what} returns nothing.", where=location, hint=hint)

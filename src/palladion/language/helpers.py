@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import executors, jaxlink
+from palladion import executors, jaxlink, locations
 from palladion.errors import kind_of, mistake
 from palladion.language.refs import KernelRef, MemoryRef, MemorySpace, checked_dtype
 
@@ -183,7 +183,7 @@ def run_state(f: Callable[..., None]) -> Callable[[Any], Any]:
                 raise mistake(
                     ValueError,
                     f"The function given to pl.run_state should return None; it returns {kind_of(out)}.",
-                    where=jaxlink.defined_at(f),
+                    where=locations.defined_at(f),
                     hint="it changes its Refs in place; what they hold at the end is the result",
                 )
 

@@ -19,6 +19,7 @@ from jax import lax
 from palladion import jaxlink
 from palladion.errors import count_of, kind_of, mistake
 from palladion.language import frames
+from palladion.language.dtypes import SemaphoreDType
 
 Slice = jaxlink.Slice
 
@@ -68,6 +69,12 @@ def run_time_mask(target: Any, idx: Any) -> Any:
 
 def one_each(target: Any, idx: Any, verb: str) -> list[Any]:
     """The index as a list: None for a new axis, else one int, Slice or integer array for each dimension."""
+    if isinstance(target.dtype, SemaphoreDType) and verb in ("read", "write"):
+        raise refusal(
+            TypeError,
+            f"Cannot {verb} {label_of(target)}: it is a semaphore, not data.",
+            "pl.semaphore_read(sem), pl.semaphore_signal(sem, n), pl.semaphore_wait(sem, n); sems.at[i] picks one",
+        )
     shape = tuple(target.shape)
     given = list(idx) if isinstance(idx, tuple) else [idx]
     given = [_from_list(i) if isinstance(i, list) else i for i in given]

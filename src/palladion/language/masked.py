@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import explain
 from palladion.language import indexing
 from palladion.language.refs import KernelRef
@@ -141,7 +141,7 @@ def atomic(name: str, op: str, ref: Any, values: Sequence[Any], mask: Any) -> ja
 
 
 def _message(headline: str, hint: str | None = None) -> str:
-    return explain(headline, where=jaxlink.current_location(), hint=hint)
+    return explain(headline, where=locations.current_location(), hint=hint)
 
 
 def _shape_of_ref(name: str, ref: Any) -> tuple[int, ...]:

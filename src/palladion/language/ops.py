@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import config, jaxlink
+from palladion import config, jaxlink, locations
 from palladion.errors import TargetNotBuilt, count_of, explain, kind_of, mistake
 from palladion.language import formats, frames
 from palladion.language.formats import format_values as format_values
@@ -58,6 +58,8 @@ def program_id(axis: int) -> jax.Array:
       ValueError: outside a kernel, or no such axis. TypeError: the axis is not a Python integer.
     """
     frame, axis = _axis("program_id", axis)
+    if frame.program is not None:
+        return frame.program[0][axis]
     return frame.eager.program_id(axis) if frame.eager else program_id_p.bind(axis=axis)
 
 
@@ -68,6 +70,8 @@ def num_programs(axis: int) -> int | jax.Array:
       ValueError: outside a kernel, or no such axis. TypeError: the axis is not a Python integer.
     """
     frame, axis = _axis("num_programs", axis)
+    if frame.program is not None:
+        return frame.program[1][axis]
     size = frame.grid[axis]
     return num_programs_p.bind(axis=axis) if size is None else size
 
@@ -95,7 +99,7 @@ def when(condition: Any, /) -> Callable[[Callable[[], None]], None]:
                 0,
                 lambda takes: explain(
                     f"The function under pl.when takes {takes}, but it is called without arguments.",
-                    where=jaxlink.defined_at(body),
+                    where=locations.defined_at(body),
                     hint="it reads and writes the kernel's Refs: `def _(): o_ref[...] = …`",
                 ),
             )
@@ -104,7 +108,7 @@ def when(condition: Any, /) -> Callable[[Callable[[], None]], None]:
                 raise mistake(
                     ValueError,
                     f"The function under pl.when returns {kind_of(result)}; it must return nothing.",
-                    where=jaxlink.defined_at(body),
+                    where=locations.defined_at(body),
                     hint="store the value in a Ref, or choose between values with jnp.where",
                 )
 
@@ -153,7 +157,7 @@ def loop(
     for name, bound in (("lower bound", lower), ("upper bound", upper), ("step", step)):
         if is_ref(bound):
             raise mistake(TypeError, f"The {name} of pl.loop is a Ref, {label_of(bound)}.", hint="read it: n_ref[0]")
-        if not _is_integer(bound):
+        if not is_integer(bound):
             hint = "use an integer: n // 2 instead of n / 2, .astype(jnp.int32) of a value known at run time"
             raise mistake(TypeError, f"The {name} of pl.loop is {kind_of(bound)}, not an integer.", hint=hint)
     if isinstance(step, (int, np.integer)) and step < 1:
@@ -168,7 +172,7 @@ def loop(
             lambda takes: explain(
                 f"The body of pl.loop takes {takes}, but it is called with the index"
                 + (" and the carry." if n_args == 2 else " only."),
-                where=jaxlink.defined_at(body),
+                where=locations.defined_at(body),
                 hint="`def _(i)`, or `def _(i, carry)` with init_carry=…",
             ),
         )
@@ -187,7 +191,7 @@ def loop(
                 raise mistake(
                     ValueError,
                     f"The body of pl.loop returns {kind_of(result)}, but nothing is carried.",
-                    where=jaxlink.defined_at(body),
+                    where=locations.defined_at(body),
                     hint="give pl.loop init_carry=…, or store the value in a Ref",
                 )
             return None
@@ -197,7 +201,7 @@ def loop(
     return decorate
 
 
-def _is_integer(x: Any) -> bool:
+def is_integer(x: Any) -> bool:
     """Whether `x` is one integer, known now or at run time."""
     if not isinstance(x, (int, np.generic, np.ndarray, jax.Array, jaxlink.Tracer)):
         return False
@@ -226,7 +230,7 @@ def _run_scoped_abstract_eval(*avals, jaxpr, num_scoped):
 def _scoped_ref(x: Any, label: str) -> KernelRef:
     if hasattr(x, "get_ref_aval"):
         ref = x.get_ref_aval()
-        return KernelRef(ref.inner_aval, ref.memory_space, label=label)
+        return KernelRef(ref.inner_aval, ref.memory_space, label=getattr(x, "label", None) or label)
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return KernelRef(jaxlink.ShapedArray(tuple(x.shape), jnp.dtype(x.dtype)), MemorySpace.DEFAULT, label=label)
     raise mistake(
@@ -264,7 +268,7 @@ def run_scoped(
         lambda takes: explain(
             f"The function given to pl.run_scoped takes {takes}, but it gets {count_of(len(types), 'argument')}"
             + (f" and, by keyword, {', '.join(kw_types)}." if kw_types else "."),
-            where=jaxlink.defined_at(f),
+            where=locations.defined_at(f),
             hint="it has one parameter for each buffer type",
         ),
         tuple(kw_types),
@@ -295,7 +299,7 @@ def _refuse_refs(f: Callable[..., Any], results: Any) -> None:
         raise mistake(
             ValueError,
             f"The function given to pl.run_scoped returns the Ref of {label_of(leaf)}.",
-            where=jaxlink.defined_at(f),
+            where=locations.defined_at(f),
             hint="its memory ends with the call: return its value, ref[...], or work with it inside",
         )
 
@@ -383,7 +387,7 @@ def debug_check(condition: Any, message: str) -> None:
     if not config.get("debug_checks"):
         return
     _check_condition("pl.debug_check", condition, "reduce it: jnp.all(x_ref[...] > 0)")
-    where = jaxlink.current_location()
+    where = locations.current_location()
     frame = frames.required("debug_check")
     if frame.eager and not isinstance(condition, jaxlink.Tracer):
         frame.eager.check(bool(condition), message, where)
@@ -403,7 +407,7 @@ def delay(nanos: int | jax.Array) -> None:
       TypeError: `nanos` is not an integer scalar. ValueError: outside a kernel.
     """
     frame = frames.required("delay")
-    if not _is_integer(nanos):
+    if not is_integer(nanos):
         headline = f"pl.delay takes an integer number of nanoseconds, not {kind_of(nanos)}."
         raise mistake(TypeError, headline, hint="pl.delay(100)")
     if not frame.eager:

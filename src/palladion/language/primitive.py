@@ -4,7 +4,12 @@ It has a lowering rule for every platform (the executor is looked up by `executo
 (`transforms`). It has no partial-evaluation and no transpose rule, as the reference says (tutorial 5.3).
 
 Parameters of the equation: `jaxpr` (the kernel over Refs, or an `EagerKernel`), `grid_mapping`, `out_avals`,
-`input_output_aliases`, `interpret`, `name`, `debug`, `debug_checks`, `compiler_params`, `cost_estimate`, `metadata`.
+`input_output_aliases`, `interpret`, `name`, `debug`, `debug_checks`, `compiler_params`, `cost_estimate`, `metadata`,
+`mesh`.
+
+A call by `pl.kernel` or `pl.core_map` has a `mesh` of cores (None for `pallas_call`). Its grid is the mesh's shape, and
+program i is what core i runs: all of them at once, with scratch of their own. The operands are whole arrays, where
+they lie, for all cores; `lax.axis_index` of an axis of the mesh is the core's number, and there are no program ids.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from palladion import executors, jaxlink
+from palladion.language.semaphores import WaitEffect
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,9 +78,10 @@ def notify(operands: tuple, params: dict) -> None:
 
 @pallas_call_p.def_impl
 def _run(*args, **params):
-    if executors.is_eager(params["interpret"]):
-        return executors.run_eager(*args, **params)
-    if not params["debug_checks"]:
+    if executors.runs_in_python(params["interpret"]):
+        return executors.run_in_python(*args, **params)
+    waits = any(isinstance(e, WaitEffect) for e in params["jaxpr"].effects)
+    if not params["debug_checks"] and not waits:
         return _compiled(*args, **params)
     return executors.run_checked(lambda: _compiled(*args, **params))
 

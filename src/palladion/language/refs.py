@@ -54,10 +54,12 @@ class MemoryRef:
     Arguments:
       inner_aval: the array type (shape and dtype).
       memory_space: a member of a dialect's `MemorySpace`.
+      label: how messages call a scoped buffer of this type; None: by its number.
     """
 
     inner_aval: Any
     memory_space: Any
+    label: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,7 +114,7 @@ def checked_dtype(dtype: Any, what: str) -> Any:
     """`dtype` as JAX holds it; refuses 64-bit types while x64 is off, which JAX would quietly narrow."""
     try:
         if jaxlink.is_opaque(dtype):
-            return dtype
+            return getattr(dtype, "dtype", dtype)  # `pltpu.dma_semaphore` stands for its one dtype
         wanted = jnp.dtype(dtype)
     except TypeError:
         wanted = None

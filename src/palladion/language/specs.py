@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import frames
 from palladion.language.blocks import BlockSpec, NoBlockSpec
@@ -397,7 +397,7 @@ def _check_parameters(kernel: Callable, name: str, groups: list, kwargs: dict) -
             f"The kernel {name} takes {takes}, but this call passes {count_of(len(groups), 'Ref')}"
             + (f" and, by keyword, {', '.join(kwargs)}" if kwargs else "")
             + ".",
-            where=jaxlink.defined_at(kernel),
+            where=locations.defined_at(kernel),
             parameters_and_Refs="".join(lines),
             hint="a kernel has one parameter for each operand, then each output, then each scratch buffer; bind other "
             "parameters with functools.partial",

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import explain
 from palladion.language import ops
 from palladion.language.blocks import squeezed
@@ -125,7 +125,7 @@ def _jvp_rule(primals, tangents, *, jaxpr, grid_mapping: GridMapping, out_avals,
         raise _refuse_jvp(name, "it updates an operand in place (input_output_aliases)")
     for eqn in equations(jaxpr):
         if eqn.primitive in (ops.program_id_p, ops.num_programs_p):
-            raise _refuse_jvp(name, f"it uses {eqn.primitive}", jaxlink.location_of(eqn))
+            raise _refuse_jvp(name, f"it uses {eqn.primitive}", locations.location_of(eqn))
     n_lead = grid_mapping.num_dynamic + grid_mapping.num_prefetch
     blocked = list(zip(primals, tangents))[n_lead:]
     missing = [

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import PalladionWarning, explain
 from palladion.language import check, frames
 from palladion.language.eager_params import EagerParams
@@ -263,7 +263,7 @@ def _trimmed(traceback: types.TracebackType | None) -> types.TracebackType | Non
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
-    users = [e for e in entries if jaxlink.is_user_file(e.tb_frame.f_code.co_filename)]
+    users = [e for e in entries if locations.is_user_file(e.tb_frame.f_code.co_filename)]
     last = None
     for e in reversed([traceback, *(users or entries)]):
         last = types.TracebackType(last, e.tb_frame, e.tb_lasti, e.tb_lineno)

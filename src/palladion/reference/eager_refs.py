@@ -22,15 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import KernelCheckError, UnsupportedPrimitive, count_of, explain, kind_of, mistake
 from palladion.language import ops
 from palladion.language.dtypes import unwritten
 from palladion.language.indexing import label_of, out_of_range
-from palladion.rules import RuleTable
+from palladion.language.semaphores import SemaphoreDType
+from palladion.rules import RuleTable, needs_machine
 
-RULES = RuleTable("the eager interpreter", covers=lambda primitive: primitive not in _MACHINE_ONLY)
-_MACHINE_ONLY: set = set()  # primitives that only a machine gives meaning to; dialects add theirs
+RULES = RuleTable("the eager interpreter", covers=lambda primitive: not needs_machine(primitive))
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
@@ -56,7 +56,9 @@ def to_jax(x: np.ndarray, dtype: Any) -> jax.Array:
 
 
 def fresh(shape: Sequence[int], dtype: Any, mode: str) -> np.ndarray:
-    """Memory that nothing has written: NaN, the lowest integer, False; or zeros in the mode "zero"."""
+    """Memory that nothing has written: NaN, the lowest integer, False; or zeros in the mode "zero". Semaphores: 0."""
+    if isinstance(dtype, SemaphoreDType):
+        return np.zeros(shape, np.int32)
     dtype = _record(dtype) if jaxlink.is_opaque(dtype) else np.dtype(dtype)
     return np.zeros(shape, dtype) if mode == "zero" or dtype.names else np.full(shape, unwritten(dtype), dtype)
 
@@ -83,7 +85,7 @@ class EagerRef(jaxlink.Tracer):
     def check_writable(self) -> None:
         """Raise the exception for a store, if this Ref takes none."""
         if self._refusal is not None:
-            raise self._refusal(jaxlink.current_location())
+            raise self._refusal(locations.current_location())
 
 
 jaxlink.register_tracer(EagerRef)
@@ -107,8 +109,9 @@ class EagerTrace(jaxlink.EvalTrace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict, /) -> Any:
         has_refs = any(isinstance(a, EagerRef) for a in args)
         rule = RULES.get(primitive)
-        if rule is None and has_refs:
-            raise UnsupportedPrimitive(str(primitive), RULES.target, jaxlink.current_location())
+        if rule is None and (has_refs or needs_machine(primitive)):
+            others = RULES.others(primitive)
+            raise UnsupportedPrimitive(str(primitive), RULES.target, locations.current_location(), others)
         for outer in (a for a in args if isinstance(a, jaxlink.Tracer) and not isinstance(a, EagerRef)):
             raise mistake(
                 ValueError,

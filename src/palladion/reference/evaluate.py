@@ -20,15 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import count_of
 from palladion.language import ops
 from palladion.language.dtypes import unwritten
+from palladion.language.semaphores import SemaphoreDType
 from palladion.reference import host
-from palladion.rules import RuleTable
+from palladion.rules import RuleTable, needs_machine
 
-RULES = RuleTable("the reference interpreter", covers=lambda primitive: primitive not in _MACHINE_ONLY)
-_MACHINE_ONLY: set = set()  # primitives that only a machine gives meaning to; dialects add theirs
+RULES = RuleTable("the reference interpreter", covers=lambda primitive: not needs_machine(primitive))
+
+# What a kernel changes besides Refs: kind of effect -> what there is at first. It is carried from program to program.
+HIDDEN: dict[type, Callable[[], Any]] = {jaxlink.DebugEffect: host.first_token}  # orders prints and checks
 
 
 class Cell:
@@ -43,8 +46,10 @@ class Cell:
 def uninitialized(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """What memory holds before it is written, made easy to see: NaN, the lowest integer, False (tutorial 3.2).
 
-    Typed PRNG keys have no such value; theirs are of zero words.
+    Typed PRNG keys have no such value; theirs are of zero words. Semaphores are counters, and start at 0.
     """
+    if isinstance(dtype, SemaphoreDType):
+        return jnp.zeros(shape, jnp.int32)
     if jaxlink.is_opaque(dtype):
         words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
         return jaxlink.wrap_keys(jnp.zeros(words.shape, words.dtype), dtype)
@@ -167,14 +172,19 @@ class Evaluator:
       ids: the program's index along each grid axis that the kernel sees.
       sizes: the number of programs along each of those axes.
       checks: whether run-time indices are checked (`pl.enable_debug_checks`).
-      token: what orders prints and checks; carried like a Ref that they write.
+      hidden: cells of the hidden state, by kind of effect; carried like Refs that equations with the effect write.
     """
 
     def __init__(
-        self, ids: Sequence[Any], sizes: Sequence[Any], checks: bool = False, token: Cell | None = None
+        self, ids: Sequence[Any], sizes: Sequence[Any], checks: bool = False, hidden: dict[type, Cell] | None = None
     ) -> None:
         self.ids, self.sizes, self.checks = ids, sizes, checks
-        self.token = Cell(host.first_token(), "the order of prints") if token is None else token
+        self.hidden: dict[type, Cell] = hidden or {jaxlink.DebugEffect: Cell(host.first_token())}
+
+    @property
+    def token(self) -> Cell:
+        """What orders prints and checks."""
+        return self.hidden[jaxlink.DebugEffect]
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
         """The results of `jaxpr` on values and cells."""
@@ -185,10 +195,10 @@ class Evaluator:
 
         for eqn in jaxpr.eqns:
             inputs = [read(a) for a in eqn.invars]
-            with jaxlink.as_traced(eqn):
+            with locations.as_traced(eqn):
                 if (rule := RULES.get(eqn.primitive)) is not None:
                     outputs = rule(self, eqn, *inputs)
-                elif eqn.primitive in _MACHINE_ONLY or any(isinstance(x, Cell) for x in inputs):
+                elif needs_machine(eqn.primitive) or any(isinstance(x, Cell) for x in inputs):
                     raise RULES.unsupported(eqn)
                 else:
                     outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
@@ -199,18 +209,19 @@ class Evaluator:
         """The cells that an equation may write, once each; JAX's control flow has to carry their values."""
         written = jaxlink.written_vars(eqn)
         cells = [c for v, c in zip(eqn.invars, operands) if isinstance(c, Cell) and v in written]
-        if any(isinstance(e, jaxlink.DebugEffect) for e in eqn.effects) or self.checks:
+        cells += [c for kind, c in self.hidden.items() if any(isinstance(e, kind) for e in eqn.effects)]
+        if self.checks:
             cells.append(self.token)
         return list(dict.fromkeys(cells))
 
     def run_on_copies(self, jaxpr, args, cells, values) -> tuple[list[Any], list[Any]]:
         """Run `jaxpr` with copies of `cells` that hold `values`: its results, and the values at the end."""
         copies = {c: Cell(v, c.label) for c, v in zip(cells, values, strict=True)}
-        token, self.token = self.token, copies.get(self.token, self.token)
+        hidden, self.hidden = self.hidden, {kind: copies.get(c, c) for kind, c in self.hidden.items()}
         try:
             outs = self.run(jaxpr, [copies.get(a, a) if isinstance(a, Cell) else a for a in args])
         finally:
-            self.token = token
+            self.hidden = hidden
         return outs, [copies[c].value for c in cells]
 
 
@@ -257,7 +268,7 @@ def _while(ev: Evaluator, eqn, *operands):
         return outs, values
 
     init = list(operands[m:]), [c.value for c in cells]
-    acts = ev.checks or any(isinstance(e, jaxlink.DebugEffect) for e in cond_jaxpr.effects)
+    acts = ev.checks or any(isinstance(e, tuple(ev.hidden)) for e in cond_jaxpr.effects)
     if not acts and not jaxlink.written_vars(cond_jaxpr):
         outs, values = lax.while_loop(
             lambda s: jnp.any(cond(*s)[0]), lambda s: body(*s, cond(*s)[0] if batch else None), init
@@ -330,7 +341,7 @@ def _check_indices(ev: Evaluator, eqn, cell: Cell, indexer) -> None:
         stride = f", stride={index.stride}" if is_slice and index.stride != 1 else ""
         text = f"pl.ds(start={{}}, size={index.size}{stride})" if is_slice else "Index {}"
         message = f"{text} runs past dimension {d} of {cell.label}, which has {count_of(extent, 'element')}."
-        report(ev, fits, message, jaxlink.location_of(eqn), jnp.where(low < 0, low, high))
+        report(ev, fits, message, locations.location_of(eqn), jnp.where(low < 0, low, high))
 
 
 @RULES.rule(jaxlink.get_p)

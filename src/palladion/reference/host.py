@@ -2,16 +2,14 @@
 
 Each is a Python callback that takes a token and gives it back; the evaluator carries the token through the kernel's
 control flow and from program to program, so that XLA cannot reorder them. A check is a callback that raises. XLA
-turns what a callback raises into an internal error with the text of the traceback, so the first failure is also
-kept here, and a call made outside jit raises it as it was (`run_checked`). Inside jit the user gets XLA's error,
-whose last lines are ours.
+turns what a callback raises into an internal error with the text of the traceback, so the failure is also kept
+(`errors.failed_check`), and a call made outside jit raises it as it was. Inside jit the user gets XLA's error, whose
+last lines are ours.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,10 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import KernelCheckError, explain
+from palladion.errors import failed_check
 from palladion.language import ops
-
-_failures: collections.deque[KernelCheckError] = collections.deque(maxlen=256)  # other threads' among them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +49,7 @@ class Check:
             return
         values, point = rest[: self.n_values], tuple(int(i) for i in rest[self.n_values :])
         text = self.message.format(*(np.asarray(v) for v in values))
-        failure = KernelCheckError(explain(text, where=self.where, grid_point=point or None))
-        _failures.append(failure)
-        raise failure
+        raise failed_check(text, self.where, point)
 
 
 host_p = jaxlink.Primitive("host")
@@ -89,17 +83,3 @@ def _lower(ctx, token, *values, action):
 
 
 jaxlink.mlir.register_lowering(host_p, _lower, cacheable=False)
-
-
-def run_checked(run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """Run a compiled call to its end; raise its first failed check as it was raised on the host."""
-    try:
-        outs = jax.block_until_ready(run())
-        jax.effects_barrier()
-        return outs
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # ValueError: from the second call on
-        text = str(error)
-        failure = next((f for f in reversed(tuple(_failures)) if str(f) in text), None)
-        if failure is None:
-            raise
-        raise failure from error

@@ -27,8 +27,8 @@ from jax import lax
 from palladion import jaxlink
 from palladion.language.grid import BlockMapping, GridMapping
 from palladion.language.index_maps import MAX_POINTS, evaluate, grid_points, reads_prefetch
-from palladion.reference import host, parallel
-from palladion.reference.evaluate import Cell, Evaluator, uninitialized
+from palladion.reference import parallel
+from palladion.reference.evaluate import HIDDEN, Cell, Evaluator, uninitialized
 from palladion.reference.windows import Window
 
 
@@ -127,7 +127,8 @@ class _Sequence:
         carried = {h: arrays[h] for h, w in zip(self.home, self.written) if w}
         carried |= {h: arrays[h] for h in self.home[n_in:]}
         scratch = [uninitialized(v.aval.shape, v.aval.dtype) for v in self.jaxpr.invars[n_refs:]]
-        step, state = functools.partial(self._program, arrays), (carried, scratch, host.first_token())
+        kinds = tuple(k for k in HIDDEN if self.checks or any(isinstance(e, k) for e in self.jaxpr.effects))
+        step, state = functools.partial(self._program, arrays, kinds), (carried, scratch, [HIDDEN[k]() for k in kinds])
         if self.gm.num_programs == 1:
             carried, *_ = step(state, [0] * len(self.sizes), self._known_starts())
         elif self.gm.num_programs is not None and self.gm.num_programs <= MAX_POINTS:
@@ -163,9 +164,9 @@ class _Sequence:
             n = lax.div(n, jnp.int32(size))
         return ids[::-1]
 
-    def _program(self, arrays, carry, ids, starts):
+    def _program(self, arrays, kinds, carry, ids, starts):
         """One program: read its windows, run the kernel on cells, write back what it may have written."""
-        carried, scratch, token = carry
+        carried, scratch, state = carry
         now = arrays | carried
         n_pre = self.gm.num_prefetch
         mappings = (*self.gm.prefetch_mappings, *self.gm.block_mappings)
@@ -178,12 +179,13 @@ class _Sequence:
             cells.append(Cell(window.load(array, starts[k]), mapping.origin))
         cells += [Cell(x, v.aval.label) for x, v in zip(scratch, self.jaxpr.invars[len(cells) :])]
         kernel_ids = self.gm.kernel_ids([jnp.int32(i) if isinstance(i, int) else i for i in ids])
-        order = Cell(token, "the order of prints")
-        Evaluator(kernel_ids, self.gm.kernel_ids(self.sizes), self.checks, order).run(self.jaxpr, cells)
+        hidden = dict(zip(kinds, map(Cell, state)))
+        Evaluator(kernel_ids, self.gm.kernel_ids(self.sizes), self.checks, hidden).run(self.jaxpr, cells)
         for k, (h, w) in enumerate(zip(self.home, self.written), start=n_pre):
             if w:
                 now[h] = self.windows[k].store(now[h], starts[k], cells[k].value)
-        return {h: now[h] for h in carried}, [c.value for c in cells[len(mappings) :]], order.value
+        scratch, state = ([c.value for c in group] for group in (cells[len(mappings) :], hidden.values()))
+        return {h: now[h] for h in carried}, scratch, state
 
 
 def _table(mapping: BlockMapping, points: np.ndarray | None) -> list[tuple[np.ndarray, Any]] | None:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import explain
 from palladion.language.masked import ATOMICS, atomic_update_p, masked_load_p, masked_store_p
 from palladion.language.triton.ops import max_contiguous_p
@@ -225,7 +225,7 @@ def _stray(transforms: Sequence[Any], mask: Any) -> Any:
 def _check(ev: Evaluator, eqn: Any, cell: Cell, transforms: Sequence[Any], mask: Any) -> None:
     if ev.checks and (stray := _stray(transforms, mask)) is not None:
         message = f"A lane of {eqn.primitive} whose mask is on points outside {cell.label}."
-        action = host.Check(message, 0, jaxlink.location_of(eqn))
+        action = host.Check(message, 0, locations.location_of(eqn))
         ev.token.value = host.act(ev.token.value, action, ~stray, *ev.ids)
 
 
@@ -264,7 +264,7 @@ def _check_now(trace: Any, name: Any, ref: Any, transforms: Sequence[Any], mask:
         raise IndexError(
             explain(
                 f"A lane of {name} whose mask is on points outside {ref.aval.label}.",
-                where=jaxlink.current_location(),
+                where=locations.current_location(),
                 grid_point=trace.ids or None,
             )
         )

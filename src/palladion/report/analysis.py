@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from palladion.compiler.reports import CompiledCall
 from palladion.errors import Finding
 from palladion.language.grid import BlockMapping
 from palladion.language.index_maps import OutOfRange, out_of_range, reads_prefetch
@@ -64,6 +65,7 @@ class CallReport:
       footprint: the numbers of its table, for the first of its run-time values.
       grid: the grid of those values, None for an axis that is known only at run time.
       findings: worst first.
+      compiled: the call as each target that was asked for compiled it.
     """
 
     call: Call
@@ -71,6 +73,7 @@ class CallReport:
     footprint: Footprint
     grid: tuple[int | None, ...]
     findings: tuple[Finding, ...]
+    compiled: tuple[CompiledCall, ...] = ()
 
 
 _WORST_FIRST = {"error": 0, "warning": 1, "note": 2}

@@ -9,15 +9,14 @@ dynamic grid axes and the values of scalar-prefetch operands, copied, for the pr
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
 import threading
 from typing import Any
 
 import jax
 import numpy as np
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
+from palladion.compiler.entry import kernel_location
 from palladion.language.grid import BlockMapping, GridMapping
 from palladion.language.primitive import EagerKernel
 
@@ -153,23 +152,11 @@ class Recorder:
         key = _key(params)
         call = self._calls.get(key)
         if call is None:
-            call = Call(params, _kernel_at(params["jaxpr"]), jaxlink.current_location())
+            call = Call(params, kernel_location(params["jaxpr"]), locations.current_location())
             self._calls[key] = call
         if call.params is params:  # kept alive by the call, so its id stays its own
             self._by_params[id(params)] = call
         return call
-
-
-def _kernel_at(body: Any) -> str | None:
-    """`file:line` of a kernel function; files below the working folder as relative paths."""
-    if isinstance(body, EagerKernel):
-        return (jaxlink.defined_at(body.function) or "").partition(" (")[0] or None
-    match = re.fullmatch(r".* at (.*):(\d+)", body.debug_info.func_src_info or "", re.DOTALL)
-    if match is None:
-        return None
-    file, line = match.groups()
-    relative = os.path.relpath(file) if os.path.isabs(file) else file
-    return f"{file if relative.startswith('..') else relative}:{line}"
 
 
 def _is_symbolic(mapping: GridMapping) -> bool:

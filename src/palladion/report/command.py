@@ -17,15 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import Progress
 
+from palladion.compiler import entry
+from palladion.compiler.entry import TARGETS, compile_call
+from palladion.compiler.reports import CompiledCall
 from palladion.report.analysis import CallReport, analyse, steps_of
 from palladion.report.calls import Call, Recorder
 from palladion.report.documents import document
 from palladion.report.findings import CHECKS
 from palladion.report.program import explain_failure, run_program, stdout_to_stderr
-from palladion.report.tables import count_levels, print_report, print_summary
+from palladion.report.tables import count_levels, print_report, print_summary, refusals
 
 USAGE = """\
-usage: palladion check [--json] FILE [ARGS...]
+usage: palladion check [--json] [--target TARGET]... FILE [ARGS...]
 
 Runs a Python program and reports every kernel call that it makes: grid, blocks, what is copied and held on chip,
 and what is wrong with it. Calls without `interpret=` are interpreted.
@@ -33,8 +36,11 @@ and what is wrong with it. Calls without `interpret=` are interpreted.
   FILE      the program; jax.experimental.pallas means Palladion in it
   ARGS      its own arguments
   --json    one JSON document on standard output (docs/check.md describes it)
+  --target TARGET
+            also compile each call for TARGET, and report what came of it; may be repeated
+            cpu: native code for this machine
 
-Exit status: 1 when a finding is an error, 2 when the program fails, 0 otherwise."""
+Exit status: 1 when a finding is an error or a target refuses a call, 2 when the program fails, 0 otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +48,7 @@ class _Options:
     file: str
     arguments: tuple[str, ...]
     json: bool
+    targets: tuple[str, ...] = ()
 
 
 class _Usage(Exception):
@@ -58,11 +65,11 @@ def main(argv: Sequence[str], prepare: Callable[[], object] | None = None) -> in
     Returns:
       the exit status.
     """
-    if any(word in ("-h", "--help") for word in _before_file(argv)):
-        print(USAGE)
-        return 0
     try:
         options = _parse(argv)
+        if options is None:
+            print(USAGE)
+            return 0
     except _Usage as problem:
         print(f"palladion check: {problem}", file=sys.stderr)
         return 2
@@ -87,42 +94,57 @@ def _open_stdout() -> Iterator[None]:
 
 def _report(options: _Options, recorder: Recorder, failure: BaseException | None) -> int:
     """Analyse and print what was recorded; the exit status."""
-    reports = _analyse(recorder.calls)
-    status = 2 if failure is not None else 1 if count_levels(reports)["error"] else 0
-    if options.json:
-        found = document(options.file, options.arguments, reports, recorder.symbolic, status, failure)
-        print(json.dumps(found, indent=2))
-    else:
-        _print(reports, options.file, recorder.symbolic, failure is not None)
-    if failure is not None:
+    reports = _analyse(recorder.calls, options.targets)
+    wrong = count_levels(reports)["error"] or refusals(reports)
+    status = 2 if failure is not None else 1 if wrong else 0
+    try:
+        if options.json:
+            found = document(options.file, options.arguments, reports, recorder.symbolic, status, failure)
+            print(json.dumps(found, indent=2))
+        else:
+            _print(reports, options.file, recorder.symbolic, failure is not None)
         sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads any longer: the command line ends quietly
+        raise
+    except OSError as error:  # a full disk
+        _close_stdout()
+        print(f"palladion check: the report cannot be written: {error.strerror}.", file=sys.stderr)
+        status = 2
+    if failure is not None:
         print(explain_failure(failure, options.file), file=sys.stderr)
     return status
 
 
-def _before_file(argv: Sequence[str]) -> list[str]:
-    """The options that stand before FILE: those after it are the program's."""
-    result = []
-    for word in argv:
-        if not word.startswith("-") or word == "--":
+def _close_stdout() -> None:
+    """Send what is still buffered for stdout to nowhere, or Python would fail on it once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _parse(argv: Sequence[str]) -> _Options | None:
+    """The command line; None when it asks for help. Options stand before FILE: those after it are the program's."""
+    words, as_json, targets = list(argv), False, []
+    while words and words[0].startswith("-"):
+        option, equals, value = words.pop(0).partition("=")
+        if option == "--":
             break
-        result.append(word)
-    return result
-
-
-def _parse(argv: Sequence[str]) -> _Options:
-    words = list(argv)
-    options = _before_file(words)
-    for option in options:
-        if option != "--json":
-            raise _Usage(f"there is no option {option}; the only one is --json, and FILE comes before its own options.")
-    rest = words[len(options) :]
-    if rest[:1] == ["--"]:
-        rest = rest[1:]
-    if not rest:
+        if option in ("-h", "--help"):
+            return None
+        if option == "--target":
+            if not equals and not words:
+                raise _Usage("--target needs a value.")
+            targets.append(_target(value if equals else words.pop(0)))
+        elif option == "--json" and not equals:
+            as_json = True
+        else:
+            raise _Usage(
+                f"there is no option {option}; there are --json and --target, and the program's own follow FILE."
+            )
+    if not words:
         raise _Usage("name the program to check: palladion check FILE [ARGS...].")
-    file, *arguments = rest
-    as_json = "--json" in options
+    file, *arguments = words
     if "--json" in arguments:  # also after FILE, as people write it; a program's own --json comes after "--"
         own = arguments.index("--") if "--" in arguments else len(arguments)
         as_json = as_json or "--json" in arguments[:own]
@@ -131,13 +153,26 @@ def _parse(argv: Sequence[str]) -> _Options:
         raise _Usage(f"there is no file {file}.")
     if os.path.isdir(file):
         raise _Usage(f"{file} is a folder; name the Python file to run.")
-    return _Options(file, tuple(arguments), as_json)
+    return _Options(file, tuple(arguments), as_json, tuple(dict.fromkeys(targets)))
+
+
+def _target(name: str) -> str:
+    if name not in TARGETS:
+        raise _Usage(f"there is no target {name}; the targets are: {', '.join(TARGETS)}.")
+    return name
 
 
 # --- analysis, with a progress bar when it takes long -----------------------------------------------------------------
-def _analyse(calls: Sequence[Call]) -> list[CallReport]:
-    with _progress(sum(map(steps_of, calls))) as tick:
-        return [analyse(call, CHECKS, tick) for call in calls]
+def _analyse(calls: Sequence[Call], targets: Sequence[str]) -> list[CallReport]:
+    with _progress(sum(map(steps_of, calls)) + len(calls) * len(targets)) as tick:
+        reports = [analyse(call, CHECKS, tick) for call in calls]
+        return [dataclasses.replace(r, compiled=tuple(_compiled(r.call, targets, tick))) for r in reports]
+
+
+def _compiled(call: Call, targets: Sequence[str], tick: Callable[[], None]) -> Iterator[CompiledCall]:
+    for target in targets:
+        yield compile_call(entry.Call(call.params, call.kernel_at, call.called_at), target)
+        tick()
 
 
 @contextlib.contextmanager

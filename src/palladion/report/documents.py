@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from palladion import jaxlink
+from palladion.compiler.reports import CompiledCall
 from palladion.report.analysis import CallReport
 from palladion.report.footprint import Buffer
 from palladion.report.tables import count_levels
@@ -85,7 +86,13 @@ def _call(report: CallReport) -> dict[str, Any]:
             ],
         },
         "findings": [dataclasses.asdict(finding) for finding in report.findings],
+        "compiled": [_compiled(call) for call in report.compiled],
     }
+
+
+def _compiled(call: CompiledCall) -> dict[str, Any]:
+    left_out = ("name", "kernel", "called_at", "stages")  # the call itself has them
+    return {key: value for key, value in call.as_dict().items() if key not in left_out}
 
 
 def _buffer(row: Buffer) -> dict[str, Any]:

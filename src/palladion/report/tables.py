@@ -5,12 +5,10 @@ Rich draws it: colours only on a terminal, lines broken at the terminal's width 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -18,9 +16,11 @@ from rich.text import Text
 from palladion.errors import Finding
 from palladion.report.analysis import CallReport
 from palladion.report.calls import Call, short_type
+from palladion.report.compiled import print_compiled
 from palladion.report.footprint import Buffer, Footprint, compute_bound
 from palladion.report.targets import TPUS, Limit
 from palladion.report.text import bytes_text, listing, plural, si_text, tuple_text
+from palladion.report.writing import indented, natural_width, wrapped
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _ROLES = {"prefetch": "scalars", "input": "in", "output": "out", "scratch": "scratch"}
@@ -31,16 +31,18 @@ def print_report(console: Console, report: CallReport) -> None:
     """Print one call: heading, operands, numbers, findings."""
     console.print(Rule(Text(report.call.name, style="bold"), align="left", style="dim"))
     for line in _heading(report):
-        _wrapped(console, Text(line, style="dim"))
+        wrapped(console, Text(line, style="dim"))
     console.print()
-    _indented(console, _operands(report.footprint))
+    _print_operands(console, report.footprint)
     console.print()
-    _indented(console, _numbers(report.footprint))
+    indented(console, _numbers(report.footprint), _INDENT)
     console.print()
+    if report.compiled:
+        print_compiled(console, report.compiled)
     if report.findings:
         _findings(console, report.findings)
     else:
-        _indented(console, Text("no findings", style="green"))
+        indented(console, Text("no findings", style="green"), _INDENT)
     console.print()
 
 
@@ -53,7 +55,7 @@ def print_summary(
     if not reports:
         other = "other " if symbolic else ""
         said = f"failed before it had made any {other}kernel call" if failed else f"makes no {other}kernel call"
-        _wrapped(console, Text(f"{program} {said}.", style="bold red" if failed else ""))
+        wrapped(console, Text(f"{program} {said}.", style="bold red" if failed else ""))
         return
     counts = count_levels(reports)
     found = [Text(plural(n, level), style=_STYLES[level]) for level, n in counts.items() if n]
@@ -61,31 +63,23 @@ def print_summary(
     line.append_text(Text(", ").join(found) if found else Text("no findings", style="green"))
     if found and not counts["error"]:
         line.append(" (no errors)", style="green")
-    _wrapped(console, line)
+    for target, n in refusals(reports).items():
+        line.append(f"; {n} not compiled for {target}", style=_STYLES["error"])
+    wrapped(console, line)
     if failed:
         console.print("The program failed; the calls up to there are above.", style="bold red")
+
+
+def refusals(reports: Sequence[CallReport]) -> dict[str, int]:
+    """How many calls each target refuses; targets that take all are left out."""
+    refused = [call.target for report in reports for call in report.compiled if not call.ok]
+    return {target: refused.count(target) for target in dict.fromkeys(refused)}
 
 
 def count_levels(reports: Sequence[CallReport]) -> dict[str, int]:
     """How many findings there are of each level, worst level first."""
     levels = [finding.level for report in reports for finding in report.findings]
     return {level: levels.count(level) for level in _STYLES}
-
-
-def _wrapped(console: Console, text: Text, indent: int = 0) -> None:
-    """Print text broken between words only: a path that is longer than a line is printed whole."""
-    width, start, breaks = max(console.width - indent, 20), 0, []
-    for word in re.finditer(r"\S+", text.plain):
-        if start < word.start() and cell_len(text.plain[start : word.end()]) > width:
-            start = word.start()
-            breaks.append(start)
-    for line in text.divide(breaks):
-        line.rstrip()
-        console.print(Text(" " * indent).append_text(line), soft_wrap=True)
-
-
-def _indented(console: Console, block: Table | Text) -> None:
-    console.print(Padding(block, (0, 0, 0, _INDENT), expand=False))
 
 
 # --- heading ----------------------------------------------------------------------------------------------------------
@@ -114,10 +108,22 @@ def _how_often(call: Call) -> str:
 
 
 # --- operands ---------------------------------------------------------------------------------------------------------
+def _print_operands(console: Console, footprint: Footprint) -> None:
+    table = _operands(footprint)
+    if natural_width(console, table) + _INDENT <= console.width:
+        return indented(console, table, _INDENT)
+    for row in footprint.buffers:  # names too long for columns: an operand takes two lines or more
+        wrapped(console, Text(f"{_ROLES[row.role]}  ", style="dim").append(row.name, style="not dim"), _INDENT)
+        block = "" if row.block is None else f"block {tuple_text(row.block)}"
+        copies = _copies(row, footprint.sampled)
+        facts = (short_type(row.array), block, row.memory_space, f"on chip {_held(row)}", copies and f"copies {copies}")
+        wrapped(console, Text("  ".join(filter(None, facts))), _INDENT + 4)
+
+
 def _operands(footprint: Footprint) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for title in ("", "operand", "array", "block", "memory"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, no_wrap=True)
     table.add_column("on chip", justify="right", no_wrap=True)
     table.add_column("copies", justify="right", no_wrap=True)
     for row in footprint.buffers:
@@ -226,7 +232,7 @@ def _findings(console: Console, findings: Sequence[Finding]) -> None:
         own_line = head.cell_len + 1 + cell_len(at) > console.width
         head.append(f"\n{' ' * column}{at}" if own_line else f" {at}".rstrip())
         console.print(head, soft_wrap=True)
-        _wrapped(console, Text(finding.message), column)
+        wrapped(console, Text(finding.message), column)
         for name, fact in (("when", finding.when), ("fix", finding.hint)):
             if fact is not None and finding.level != "note":  # a note is short: JSON has the rest
-                _wrapped(console, Text(f"{name}: ", style="dim").append(fact, style="not dim"), column)
+                wrapped(console, Text(f"{name}: ", style="dim").append(fact, style="not dim"), column)

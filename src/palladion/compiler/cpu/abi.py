@@ -102,6 +102,7 @@ Kernel = struct(
     "Kernel",
     *(("key", I64), ("name", STR), ("nargs", I64), ("nrets", I64), ("specs", P)),
     *(("naliases", I64), ("aliases", P), ("nphases", I64), ("phases", P), ("nerrors", I64), ("errors", P)),
+    ("workers", I64),  # parts of the arena: how many threads may work on one call
     head=False,
 )
 Table = struct("Table", ("mask", I64), ("slots", P * 1), head=False)  # open addressing; slots: mask + 1 of them

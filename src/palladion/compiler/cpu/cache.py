@@ -5,7 +5,7 @@
 
 A key is the hash of everything that decides the code: a description of the source, or the IR itself; the machine
 (triple, CPU, features, as a home folder may be shared by different ones); LLVM's version and options; Palladion's
-version and, so that a checkout never runs stale code, the sources of this compiler.
+version and JAX's and, so that a checkout never runs stale code, the sources of this compiler and of the language.
 
 The folder is `palladion.config.cache_dir`. It holds code that will run, so it is made for its owner alone, and one
 that others may write to is not used. A file appears under its name whole (written aside, then renamed) and carries a
@@ -32,6 +32,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import llvmlite.binding as llvm
 
 from palladion import config
@@ -82,8 +83,10 @@ def assembly(module: Any) -> str:
 @functools.cache
 def environment() -> str:
     """All that decides the code besides its source, as text."""
-    here, digest = pathlib.Path(__file__).parent, hashlib.sha256()
-    for path in sorted(here.rglob("*.py")):
+    package, digest = pathlib.Path(__file__).parents[2], hashlib.sha256()
+    # What lowering reads and calls; 3 ms, once a process.
+    parts = [*(package / "compiler" / "cpu").rglob("*.py"), *(package / "language").rglob("*.py")]
+    for path in sorted([*parts, package / "jaxlink.py", package / "rules.py"]):
         digest.update(path.read_bytes())
     host = target.host()
     parts = (
@@ -93,6 +96,7 @@ def environment() -> str:
         llvm.llvm_version_info,
         target.CODEGEN_OPT,
         importlib.metadata.version("palladion"),
+        jax.__version__,  # what its functions trace to, inside a lowering rule
     )
     return repr((*parts, digest.hexdigest()))
 

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from palladion.compiler.cpu import dtypes, ir, operations
+from palladion.compiler.cpu import affine, arena, dtypes, ir, loopnotes, operations, reductions, target, tiles, vectors
 from palladion.compiler.cpu.builder import (
     const,
     extract,
@@ -24,19 +24,16 @@ from palladion.compiler.cpu.builder import (
     i64,
     iota,
     lanes_of,
-    like,
     load,
     loop,
-    reduce_values,
-    reduce_vector,
     repeat_while,
     splat,
     store,
-    undef,
     vec,
 )
 
 UNROLL = 4  # vectors in one round of a long vector loop
+SHORT = 3  # from this extent on a loop runs in vectors, where part of one can be read and written
 
 
 @dataclasses.dataclass
@@ -55,11 +52,19 @@ class _Level:
 
 
 @dataclasses.dataclass
-class _Vector:
-    """The vector loop that is being emitted: its variable, and its width."""
+class Vector:
+    """The vector loop that is being emitted.
+
+    Attributes:
+      var, lanes: its variable, and its width.
+      valid: how many lanes count.
+      end: the number of rounds, where the last lane that counts is the last of them; else None.
+    """
 
     var: ir.Var
     lanes: int
+    valid: int
+    end: int | None = None
 
 
 class Emitter:
@@ -78,9 +83,12 @@ class Emitter:
         self.b, self.lanes, self._pointer, self._special = b, lanes, pointer, special
         self._levels = [_Level(None, frozenset(), {})]
         self._vars: dict[str, tuple[Any, int]] = {}  # value, level
-        self._vector: _Vector | None = None
+        self.vector: Vector | None = None
+        self.masks = target.host().vector_bytes == 64  # parts of vectors are read and written in one instruction
+        self.given: dict[int, Any] = {}  # vectors that loads are known to give (tiles)
         self._facts: dict[int, tuple[Any, int, frozenset]] = {}
         self._keep: list[Any] = []  # nodes whose ids are keys
+        self.notes: dict[int, loopnotes.Note] = {}  # by id, what became of each loop
 
     # --- statements -----------------------------------------------------------------------------------------------
     def define(self, var: ir.Var, value: Any) -> None:
@@ -94,7 +102,7 @@ class Emitter:
 
     def _statement(self, s: ir.Stmt) -> None:
         if isinstance(s, ir.Store):
-            self._store(s)
+            self.put(s.buf, s.index, self.value(s.value))
         elif isinstance(s, ir.For):
             self._for(s)
         elif isinstance(s, ir.If):
@@ -103,12 +111,14 @@ class Emitter:
             self._while(s)
         elif isinstance(s, ir.Define):
             self.define(s.var, self.value(s.value))
+        elif isinstance(s, ir.Scan):
+            reductions.emit_scan(self, s)
         else:
             self._special(self, s)
             self._forget(frozenset(m.memory for m in ir.writes([s])))
 
     @contextlib.contextmanager
-    def _level(self, stmts: Sequence[ir.Stmt], before: Any):
+    def level(self, stmts: Sequence[ir.Stmt], before: Any):
         """A loop's body: a level of its own."""
         writes = frozenset(buf.memory for buf in ir.writes(stmts))
         self._levels.append(_Level(before, writes, {}))
@@ -136,32 +146,35 @@ class Emitter:
         finally:
             level.memo = {k: v for k, v in level.memo.items() if k in saved and saved[k] is v}
 
-    def _store(self, s: ir.Store) -> None:
-        value = self.value(s.value)
-        place, step = self._address(s.buf, s.index)
-        if self._vector is not None and step != 0:
-            value = splat(self.b, value, self._vector.lanes)
-            value = self._to_memory(value, s.buf)
+    def put(self, buf: ir.Buf, index: tuple[ir.Expr, ...], value: Any) -> None:
+        """Store a value that has been computed: a vector in a vector loop, or a scalar."""
+        place, step = self._address(buf, index)
+        v = self.vector
+        if v is not None and step != 0:
+            value = dtypes.to_memory(self.b, splat(self.b, value, v.lanes), buf.dtype)
             if step == 1:
-                store(self.b, value, place)
+                fills = v.end == buf.shape[-1]
+                vectors.write(self.b, value, place, self._valid(buf, index) if fills else v.valid)
+            elif step == -1:
+                first = gep(self.b, place, 1 - v.valid, dtypes.stored(buf.dtype))
+                vectors.write(self.b, vectors.flipped(self.b, value, v.valid), first, v.valid)
+            elif self.masks and step is not None and 1 < step <= vectors.FEW and v.valid == v.lanes:
+                vectors.write_apart(self.b, value, place, step)
             else:
-                for k, p in enumerate(self._lane_addresses(s.buf, s.index, place, step)):
-                    store(self.b, extract(self.b, value, k), p)
+                vectors.write_each(self.b, value, self._lane_addresses(buf, index, place, step))
         else:
-            if lanes_of(value.type) > 1:  # every lane writes one place: the last one stays
-                value = extract(self.b, value, lanes_of(value.type) - 1)
-            store(self.b, self._to_memory(value, s.buf), place)
-        self._forget(frozenset([s.buf.memory]))
-
-    def _to_memory(self, value: Any, buf: ir.Buf) -> Any:
-        ty = like(dtypes.stored(buf.dtype), value.type)
-        return value if value.type == ty else self.b.zext(value, ty)
+            if v is not None and lanes_of(value.type) > 1:  # every lane writes one place: the last one stays
+                value = extract(self.b, value, v.valid - 1)
+            store(self.b, dtypes.to_memory(self.b, value, buf.dtype), place)
+        self._forget(frozenset([buf.memory]))
 
     def _for(self, s: ir.For) -> None:
+        if s.tiled:
+            tiles.emit(self, s)
+            return
         extent = s.extent if isinstance(s.extent, int) else self.value(s.extent)
-        vector = isinstance(s.extent, int) and self._vectorises(s)
         start = 0
-        if vector:
+        if self._vectorises(s):
             assert isinstance(extent, int)
             start = extent // self.lanes * self.lanes
             per_round = UNROLL * self.lanes
@@ -170,50 +183,61 @@ class Emitter:
                 self._vector_loop(s, 0, main, per_round)
             if start > main:
                 self._vector_loop(s, main, start, self.lanes)
-        if vector and start == extent:
-            return
+            if start < extent and self.masks:
+                self._vector_loop(s, start, extent, self.lanes)
+                start = extent
+            if start == extent:
+                return
         before = self.b.block
-        with loop(self.b, start, extent) as L, self._level(s.body, before):
+        with loop(self.b, start, extent) as L, self.level(s.body, before):
             i = L.i
             if s.reverse:
                 last = const(extent - 1) if isinstance(extent, int) else self.b.sub(extent, const(1))
                 i = self.b.sub(last, i)
-            self._vars[s.var.name] = (i, len(self._levels) - 1)
+            self.bind(s.var, i)
             self.block(s.body)
 
     def _vector_loop(self, s: ir.For, start: int, stop: int, step: int) -> None:
-        before = self.b.block
-        with loop(self.b, start, stop, step) as L, self._level(s.body, before):
-            self._vector = _Vector(s.var, self.lanes)
+        before, valid = self.b.block, min(self.lanes, stop - start)
+        with (
+            loop(self.b, start, stop, step) as L,
+            self.level(s.body, before),
+            self.vectors_along(s.var, valid, end=stop),
+        ):
             for u in range(step // self.lanes):
-                i = self.b.add(L.i, const(u * self.lanes)) if u else L.i
-                self._vars[s.var.name] = (i, len(self._levels) - 1)
-                self._levels[-1].memo.clear()
+                self.next_round(s.var, self.b.add(L.i, const(u * self.lanes)) if u else L.i)
                 self.block(s.body)
-            self._vector = None
+
+    @contextlib.contextmanager
+    def vectors_along(self, var: ir.Var, valid: int, lanes: int | None = None, end: int | None = None):
+        """What is emitted inside computes a vector of values of a loop variable at once, of which `valid` count."""
+        outer, self.vector = self.vector, Vector(var, lanes or self.lanes, valid, end)
+        try:
+            yield
+        finally:
+            self.vector = outer
+
+    def bind(self, var: ir.Var, value: Any) -> None:
+        """Give the innermost loop's variable its value."""
+        self._vars[var.name] = (value, len(self._levels) - 1)
+
+    def next_round(self, var: ir.Var, value: Any) -> None:
+        """Another round of the innermost loop in the same piece of code."""
+        self.bind(var, value)
+        self._levels[-1].memo.clear()
 
     def _vectorises(self, s: ir.For) -> bool:
-        """Whether a loop can, and should, run a vector at a time."""
-        if s.ordered or s.reverse or self._vector is not None or not isinstance(s.extent, int):
+        """Whether a loop runs a vector at a time."""
+        if self.vector is not None:
             return False
-        if s.extent < self.lanes or not all(isinstance(t, (ir.Store, ir.Define)) for t in s.body):
-            return False
-        near = far = 0
-        for t in s.body:
-            for node in (n for e in ir.stmt_exprs(t) for n in ir.walk(e)):
-                if isinstance(node, ir.Reduce) and self._contiguous_in(node.body, node.var) > self._contiguous_in(
-                    node.body, s.var
-                ):
-                    return False  # the reduction is the better loop to vectorise
-            assert isinstance(t, (ir.Store, ir.Define))
-            written = [(t.buf, t.index)] if isinstance(t, ir.Store) else []
-            for buf, index in [*written, *((n.buf, n.index) for n in _loads(t.value))]:
-                step = self._step(buf, index, s.var)
-                near, far = near + (step == 1), far + (step not in (0, 1))
-        return near > 0 or far == 0
+        note = loopnotes.of_loop(s, SHORT if self.masks else self.lanes, affine.step)
+        self.note(s, note)
+        return note.reason is None
 
-    def _contiguous_in(self, e: ir.Expr, var: ir.Var) -> int:
-        return sum(self._step(n.buf, n.index, var) == 1 for n in _loads(e))
+    def note(self, node: Any, note: loopnotes.Note) -> None:
+        """Remember, for reports, what becomes of a loop or reduction."""
+        self.notes.setdefault(id(node), note)
+        self._keep.append(node)
 
     def _if(self, s: ir.If) -> None:
         which = self.value(s.which)
@@ -232,7 +256,7 @@ class Emitter:
 
     def _while(self, s: ir.While) -> None:
         before = self.b.block
-        with repeat_while(self.b, []) as W, self._level((*s.before, *s.body), before):
+        with repeat_while(self.b, []) as W, self.level((*s.before, *s.body), before):
             self.block(s.before)
             W.test(self.value(s.cond))
             self.block(s.body)
@@ -250,9 +274,9 @@ class Emitter:
         if isinstance(e, ir.Const):
             return dtypes.constant(e.value, e.dtype, dtypes.held(e.dtype))
         if isinstance(e, ir.Reduce):
-            return self._reduce(e)
+            return reductions.emit(self, e)
         depth, reads = self._where(e)
-        varying = not lane0 and self._vector is not None and self._depends(e, self._vector.var)
+        varying = not lane0 and self.vector is not None and affine.depends(e, self.vector.var)
         key = (id(e), varying)
         level = self._levels[depth]
         if key in level.memo:
@@ -282,35 +306,36 @@ class Emitter:
                 return extract(self.b, value, 0) if lane0 else value
             if not varying:
                 return value
-            assert self._vector is not None
-            ty = vec(i64, self._vector.lanes)
-            return self.b.add(splat(self.b, value, self._vector.lanes), iota(ty))
+            assert self.vector is not None
+            ty = vec(i64, self.vector.lanes)
+            return self.b.add(splat(self.b, value, self.vector.lanes), iota(ty))
         if isinstance(e, ir.Load):
             return self._load(e, varying)
         assert isinstance(e, ir.Op)
         values = [self._emit(a, lane0) for a in e.args]
         if varying:
-            assert self._vector is not None
-            values = [splat(self.b, v, self._vector.lanes) for v in values]
+            assert self.vector is not None
+            values = [splat(self.b, v, self.vector.lanes) for v in values]
         return operations.emit(self.b, e, values)
 
     def _load(self, e: ir.Load, varying: bool) -> Any:
-        ty = dtypes.stored(e.buf.dtype)
+        ty, v = dtypes.stored(e.buf.dtype), self.vector
+        if varying and id(e) in self.given:
+            return dtypes.from_memory(self.b, self.given[id(e)], e.buf.dtype)
         place, step = self._address(e.buf, e.index)
         if not varying or step == 0:
-            return self._from_memory(load(self.b, ty, place), e.buf)
-        assert self._vector is not None
-        wide = vec(ty, self._vector.lanes)
+            return dtypes.from_memory(self.b, load(self.b, ty, place), e.buf.dtype)
+        assert v is not None
         if step == 1:
-            return self._from_memory(load(self.b, wide, place), e.buf)
-        value = undef(wide)
-        for k, p in enumerate(self._lane_addresses(e.buf, e.index, place, step)):
-            value = self.b.insert_element(value, load(self.b, ty, p), const(k, dtypes.i32))
-        return self._from_memory(value, e.buf)
-
-    def _from_memory(self, value: Any, buf: ir.Buf) -> Any:
-        ty = like(dtypes.held(buf.dtype), value.type)
-        return value if value.type == ty else self.b.icmp_unsigned("!=", value, const(0, value.type))
+            value = vectors.read(self.b, ty, place, v.lanes, self._valid(e.buf, e.index))
+        elif step == -1:
+            value = vectors.read(self.b, ty, gep(self.b, place, 1 - v.valid, ty), v.lanes, v.valid)
+            value = vectors.flipped(self.b, value, v.valid)
+        elif step is not None and 1 < step <= vectors.FEW and v.valid == v.lanes:
+            value = vectors.read_apart(self.b, ty, place, v.lanes, step)
+        else:
+            value = vectors.read_each(self.b, ty, self._lane_addresses(e.buf, e.index, place, step), v.lanes)
+        return dtypes.from_memory(self.b, value, e.buf.dtype)
 
     def place(self, buf: ir.Buf, index: tuple[ir.Expr, ...]) -> Any:
         """The address of an element."""
@@ -325,27 +350,30 @@ class Emitter:
 
     def _address(self, buf: ir.Buf, index: tuple[ir.Expr, ...]) -> tuple[Any, int | None]:
         """The address of an element (of the first lane), and the step from lane to lane (None: any)."""
-        step = 0 if self._vector is None else self._step(buf, index, self._vector.var)
+        step = 0 if self.vector is None else affine.step(buf, index, self.vector.var)
         place = gep(self.b, self._pointer(buf), self.scalar(self._linear(buf, index)), dtypes.stored(buf.dtype))
         return place, step
 
-    def _lane_addresses(self, buf: ir.Buf, index: tuple, place: Any, step: int | None) -> list[Any]:
-        assert self._vector is not None
-        ty = dtypes.stored(buf.dtype)
-        if step is not None:
-            return [gep(self.b, place, k * step, ty) for k in range(self._vector.lanes)]
-        linear = splat(self.b, self.value(self._linear(buf, index)), self._vector.lanes)
-        base = self._pointer(buf)
-        return [gep(self.b, base, extract(self.b, linear, k), ty) for k in range(self._vector.lanes)]
+    def _valid(self, buf: ir.Buf, index: tuple[ir.Expr, ...]) -> int:
+        """How many lanes may be accessed (for writes, where the loop goes to the end of the row).
 
-    def _step(self, buf: ir.Buf, index: tuple[ir.Expr, ...], var: ir.Var) -> int | None:
-        total = 0
-        for i, s in zip(index, buf.strides):
-            c = _coefficient(i, var)
-            if c is None:
-                return None
-            total += c * s
-        return total
+        A row in the arena has room for whole vectors: what was written in part would have to reach memory before it
+        can be read again.
+        """
+        v = self.vector
+        assert v is not None
+        row = buf.kind == "temp" and buf.root is None and len(buf.shape) == 1 and index[0] is v.var
+        return v.lanes if row and v.lanes * buf.dtype.itemsize <= arena.ALIGN else v.valid
+
+    def _lane_addresses(self, buf: ir.Buf, index: tuple, place: Any, step: int | None) -> list[Any]:
+        """The address of each lane that counts."""
+        v, ty = self.vector, dtypes.stored(buf.dtype)
+        assert v is not None
+        if step is not None:
+            return [gep(self.b, place, k * step, ty) for k in range(v.valid)]
+        linear = splat(self.b, self.value(self._linear(buf, index)), v.lanes)
+        base = self._pointer(buf)
+        return [gep(self.b, base, extract(self.b, linear, k), ty) for k in range(v.valid)]
 
     # --- what an expression depends on -----------------------------------------------------------------------------
     def _where(self, e: ir.Expr) -> tuple[int, frozenset]:
@@ -368,76 +396,3 @@ class Emitter:
             depth = len(self._levels) - 1  # more than one block: it cannot stand in a loop's header
         self._facts[id(e)] = (e, depth, reads)
         return depth, reads
-
-    def _depends(self, e: ir.Expr, var: ir.Var) -> bool:
-        return any(n is var or isinstance(n, ir.Local) for n in ir.walk(e))
-
-    # --- reductions -----------------------------------------------------------------------------------------------
-    def _reduce(self, e: ir.Reduce) -> Any:
-        """All values of `e.var` combined; in vectors along the reduction, or for a vector of results at once."""
-
-        def combine(x, y):
-            return operations.emit(self.b, ir.Op(e.dtype, e.op, (e.body, e.body)), [x, y])
-
-        ty = dtypes.held(e.dtype)
-        along = (
-            self._vector is None
-            and e.extent >= self.lanes
-            and not any(isinstance(n, ir.Reduce) for n in ir.walk(e.body))
-            and all(self._step(n.buf, n.index, e.var) in (0, 1) for n in _loads(e.body))
-        )
-        if not along:
-            lanes = self._vector.lanes if self._vector is not None and self._depends(e.body, self._vector.var) else 1
-            first = dtypes.constant(e.init, e.dtype, vec(ty, lanes))
-            return self._reduce_loop(e, 0, 1, 1, [first], combine, lanes)[0]
-        wide = vec(ty, self.lanes)
-        count = UNROLL if e.extent >= 2 * UNROLL * self.lanes else 1
-        start = dtypes.constant(e.init, e.dtype, wide)
-        main = e.extent // (count * self.lanes) * count * self.lanes
-        sums = self._reduce_vectors(e, 0, main, count, [start] * count, combine)
-        rest = e.extent // self.lanes * self.lanes
-        if rest > main:
-            sums[:1] = self._reduce_vectors(e, main, rest, 1, sums[:1], combine)
-        total = reduce_vector(self.b, reduce_values(sums, combine), combine)
-        if rest < e.extent:
-            total = self._reduce_loop(e, rest, 1, 1, [total], combine, 1)[0]
-        return total
-
-    def _reduce_loop(self, e, start, step, count, carry, combine, lanes) -> list[Any]:
-        before = self.b.block
-        with loop(self.b, start, e.extent, step, carry=carry) as L, self._level((), before):
-            self._vars[e.var.name] = (L.i, len(self._levels) - 1)
-            body = self.value(e.body)
-            L.next = [combine(L.v[0], splat(self.b, body, lanes))]
-        return L.out
-
-    def _reduce_vectors(self, e, start, stop, count, carry, combine) -> list[Any]:
-        before = self.b.block
-        with loop(self.b, start, stop, count * self.lanes, carry=carry) as L, self._level((), before):
-            self._vector = _Vector(e.var, self.lanes)
-            L.next = []
-            for u in range(count):
-                i = self.b.add(L.i, const(u * self.lanes)) if u else L.i
-                self._vars[e.var.name] = (i, len(self._levels) - 1)
-                self._levels[-1].memo.clear()
-                L.next.append(combine(L.v[u], splat(self.b, self.value(e.body), self.lanes)))
-            self._vector = None
-        return L.out
-
-
-def _loads(e: ir.Expr) -> list[ir.Load]:
-    return [n for n in ir.walk(e) if isinstance(n, ir.Load)]
-
-
-def _coefficient(e: ir.Expr, var: ir.Var) -> int | None:
-    """How much an index grows when a loop variable grows by one; None if that is not constant."""
-    if e is var:
-        return 1
-    if isinstance(e, ir.Op) and e.dtype == ir.INDEX:
-        if e.name == "add":
-            parts = [_coefficient(a, var) for a in e.args]
-            return None if None in parts else sum(p or 0 for p in parts)
-        if e.name == "mul" and isinstance(e.args[1], ir.Const):
-            part = _coefficient(e.args[0], var)
-            return None if part is None else part * e.args[1].value
-    return 0 if not any(n is var or isinstance(n, ir.Local) for n in ir.walk(e)) else None

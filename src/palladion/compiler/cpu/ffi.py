@@ -8,9 +8,9 @@
 The key is a hash of the kernel's code, never an address: programs are the same text in every process, so that JAX's
 persistent compilation cache works, and an executable from elsewhere meets a clear NOT_FOUND instead of a wild jump.
 
-buffers[-1] is the kernel's descriptor, which gives `palladion_host_call` the key. What a kernel says on the host goes
-through two pointers, `host_hook` and `message_hook`, that runtime.py stores in the loaded module: no address is in the
-IR, or it could not be cached.
+buffers[-1] is the kernel's descriptor, which gives `palladion_host_call` the key, buffers[-2] the frame, by which
+`palladion_spread` reaches the pool. What a kernel says on the host goes through two pointers, `host_hook` and
+`message_hook`, that runtime.py stores in the loaded module: no address is in the IR, or it could not be cached.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ from palladion.compiler.cpu.builder import (
     smin,
     store,
 )
-from palladion.compiler.cpu.jobs import emit_jobs, emit_run_phase
+from palladion.compiler.cpu.jobs import FRAME_AT, KERNEL_AT, SPREAD, emit_run, emit_spread, run_phase
 
 TARGET_NAME = "palladion_cpu"  # what programs call; part of their text, so it never changes
 HOST_CALL = "palladion_host_call"  # i32(ptr buffers, i32 site, ptr values, i64 count)
 MESSAGE_BYTES = 8192
-EXPORTS = ("ffi_handler", "kernel_table", "host_hook", "message_hook", HOST_CALL)
+EXPORTS = ("ffi_handler", "kernel_table", "host_hook", "message_hook", HOST_CALL, SPREAD)
 
 
 def host_call(b: ir.IRBuilder, buffers: Value, site: int, values: list[Value]) -> Value:
@@ -193,7 +193,7 @@ def _emit_host_call(m: Any, host_hook: Value) -> None:
     hook = load(b, ptr, host_hook)
     with b.if_then(b.icmp_unsigned("==", hook, NULL), likely=False):  # Python is going away
         b.ret(const(-(1 << 31), i32))
-    kernel = load(b, ptr, gep(b, buffers, -1, ptr))
+    kernel = load(b, ptr, gep(b, buffers, KERNEL_AT, ptr))
     b.ret(call_pointer(b, i32, hook, get(b, Kernel, kernel, "key"), site, values, count))
 
 
@@ -226,7 +226,8 @@ def _find(b: ir.IRBuilder, frame: Value, table: Value) -> Value:
 
 def _emit_handler(m: Any, table: Value, message_hook: Value) -> None:
     """XLA_FFI_Error* ffi_handler(XLA_FFI_CallFrame*)"""
-    check, failure, run_phase = _emit_check(m), _emit_failure(m, message_hook), emit_run_phase(m, emit_jobs(m))
+    check, failure, run = _emit_check(m), _emit_failure(m, message_hook), emit_run(m)
+    emit_spread(m, run)
     f, b = define(m, "ffi_handler", ptr, ptr)
     (frame,) = f.args
 
@@ -242,10 +243,11 @@ def _emit_handler(m: Any, table: Value, message_hook: Value) -> None:
 
     kernel = _find(b, frame, table)
     nargs, nrets = get(b, Kernel, kernel, "nargs"), get(b, Kernel, kernel, "nrets")
-    base = b.alloca(ptr, b.add(b.add(nargs, nrets), const(1)))
+    base = b.alloca(ptr, b.add(b.add(nargs, nrets), const(-FRAME_AT)))
     base.type = ptr
-    store(b, kernel, base)
-    bufs, specs = gep(b, base, 1, ptr), get(b, Kernel, kernel, "specs")
+    bufs, specs = gep(b, base, -FRAME_AT, ptr), get(b, Kernel, kernel, "specs")
+    store(b, kernel, gep(b, bufs, KERNEL_AT, ptr))
+    store(b, frame, gep(b, bufs, FRAME_AT, ptr))
     for side, name, first, want in (("args", "argument", None, nargs), ("rets", "result", nargs, nrets)):
         count = get(b, CallFrame, frame, f"{side}.size")
         with b.if_then(b.icmp_signed("!=", count, want), likely=False):
@@ -270,7 +272,7 @@ def _emit_handler(m: Any, table: Value, message_hook: Value) -> None:
 
     with loop(b, 0, get(b, Kernel, kernel, "nphases")) as L:
         phase = item(b, Phase, get(b, Kernel, kernel, "phases"), L.i)
-        status = b.call(run_phase, [frame, phase, bufs])
+        status = run_phase(b, run, frame, phase, bufs)
         with b.if_then(b.icmp_signed("!=", status, const(0, i32)), likely=False):
             b.ret(b.call(failure, [frame, kernel, status]))
     b.ret(NULL)

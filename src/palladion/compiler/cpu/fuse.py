@@ -12,6 +12,7 @@ dimension. Source: loop fusion and array contraction as in Allen and Kennedy, Op
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,8 +27,8 @@ def fuse(block: Sequence[ir.Stmt]) -> tuple[ir.Stmt, ...]:
     for s in block:
         if fused and isinstance(s, ir.For) and isinstance(fused[-1], ir.For) and _may_fuse(fused[-1], s):
             a = fused[-1]
-            body = _Rewriter({id(s.var): a.var}, {}).block(s.body)
-            fused[-1] = dataclasses.replace(a, body=(*a.body, *body))
+            body = Rewriter({id(s.var): a.var}, {}).block(s.body)
+            fused[-1] = dataclasses.replace(a, body=(*a.body, *body), where=(*a.where, *s.where))
         else:
             fused.append(s)
     return tuple(_inside(s) for s in fused)
@@ -50,7 +51,7 @@ def _accesses(block: Sequence[ir.Stmt]) -> Iterator[tuple[Access, bool]]:
             for node in ir.walk(e):
                 if isinstance(node, ir.Load):
                     yield (node.buf, node.index), False
-        if isinstance(s, ir.Store):
+        if isinstance(s, (ir.Store, ir.Scan)):
             yield (s.buf, s.index), True
         elif isinstance(s, (ir.MatMul, ir.Sort, ir.HostCall)):
             for buf in (*ir.reads([s]), *ir.writes([s])):
@@ -112,10 +113,11 @@ def shrink(block: Sequence[ir.Stmt], foreign: frozenset = frozenset()) -> tuple[
                     buf = accesses[0][0][0]
                     shape = (*buf.shape[:d], *buf.shape[d + 1 :])
                     smaller[id(buf)] = ir.temp(shape, buf.dtype, buf.name), d
-            if smaller and all(isinstance(t, ir.Store) for t in s.body):
-                body = _in_registers(s.body, {k: buf for k, (buf, _) in smaller.items()})
-            else:
-                body = _Rewriter({}, smaller).block(s.body) if smaller else s.body
+            simple = all(isinstance(t, ir.Store) for t in s.body)
+            single = {k: buf for k, (buf, _) in smaller.items() if simple and math.prod(buf.shape) == 1}
+            smaller = {} if simple else smaller  # such a loop runs in vectors: its lanes need places of their own
+            body = Rewriter({}, smaller).block(s.body) if smaller else s.body
+            body = _in_registers(body, single) if single else body
             elsewhere = foreign | {m for m, where in users.items() if where != [k]}
             s = dataclasses.replace(s, body=shrink(body, elsewhere))
         result.append(s)
@@ -128,18 +130,18 @@ def _in_registers(body: Sequence[ir.Stmt], bufs: dict[int, ir.Buf]) -> tuple[ir.
     result: list[ir.Stmt] = []
     for s in body:
         assert isinstance(s, ir.Store)
-        value = _Rewriter({}, {}, values).expr(s.value)
+        value = Rewriter({}, {}, values).expr(s.value)
         if id(s.buf) in bufs:
             local = ir.Local(s.buf.dtype, bufs[id(s.buf)].name)
             values[id(s.buf)] = local
             result.append(ir.Define(local, value))
         else:
-            index = tuple(_Rewriter({}, {}, values).expr(i) for i in s.index)
+            index = tuple(Rewriter({}, {}, values).expr(i) for i in s.index)
             result.append(ir.Store(s.buf, index, value))
     return tuple(result)
 
 
-class _Rewriter:
+class Rewriter:
     """Rebuilds statements with variables renamed and buffers exchanged; shared expressions stay shared."""
 
     def __init__(
@@ -172,6 +174,9 @@ class _Rewriter:
         if isinstance(s, ir.Store):
             buf, index = self._place(s.buf, s.index)
             return ir.Store(buf, index, self.expr(s.value))
+        if isinstance(s, ir.Scan):
+            buf, index = self._place(s.buf, s.index)
+            return dataclasses.replace(s, buf=buf, index=index, value=self.expr(s.value))
         if isinstance(s, ir.For):
             extent = s.extent if isinstance(s.extent, int) else self.expr(s.extent)
             return dataclasses.replace(s, extent=extent, body=self.block(s.body))
@@ -200,7 +205,12 @@ class _Rewriter:
                 return self._values[id(e.buf)]
             return ir.Load(e.dtype, *self._place(e.buf, e.index))
         if isinstance(e, ir.Op):
-            return dataclasses.replace(e, args=tuple(map(self.expr, e.args)))
+            args = tuple(map(self.expr, e.args))
+            if e.dtype == ir.INDEX and e.name == "add":
+                return ir.add(*args)
+            if e.dtype == ir.INDEX and e.name == "mul" and isinstance(args[1], ir.Const):
+                return ir.mul(args[0], args[1].value)
+            return dataclasses.replace(e, args=args)
         if isinstance(e, ir.Reduce):
             return dataclasses.replace(e, body=self.expr(e.body))
         return e

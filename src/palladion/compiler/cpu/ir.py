@@ -127,6 +127,7 @@ class Reduce(Expr):
     extent: int
     init: Any
     body: Expr
+    where: tuple[Any, ...] = ()  # the equations that it computes
 
 
 def new_var(prefix: str = "i") -> Var:
@@ -197,7 +198,9 @@ class Store(Stmt):
 class For(Stmt):
     """`body` for var in range(extent); the extent is a constant or an index expression.
 
-    `ordered` loops carry values from round to round through memory and are never vectorised or fused.
+    `ordered` loops carry values from round to round through memory and are never vectorised or fused. A `tiled` loop
+    has one other loop as its body, and the two run in square tiles: each is contiguous in some of the memory. `where`
+    holds the equations that it computes, for reports.
     """
 
     var: Var
@@ -205,6 +208,22 @@ class For(Stmt):
     body: tuple[Stmt, ...]
     ordered: bool = False
     reverse: bool = False
+    where: tuple[Any, ...] = ()
+    tiled: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scan(Stmt):
+    """For each value of `var` in turn, buf[index] = `op` over `value` for all values of `var` up to this one."""
+
+    op: str
+    var: Var
+    extent: int
+    init: Any
+    buf: Buf
+    index: tuple[Expr, ...]
+    value: Expr
+    where: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -287,7 +306,7 @@ Block = tuple[Stmt, ...]
 
 def stmt_exprs(s: Stmt) -> tuple[Expr, ...]:
     """The expressions that a statement itself evaluates (not those of statements inside it)."""
-    if isinstance(s, Store):
+    if isinstance(s, (Store, Scan)):
         return (*s.index, s.value)
     if isinstance(s, Define):
         return (s.value,)
@@ -344,7 +363,7 @@ def reads(block: Sequence[Stmt]) -> Iterator[Buf]:
 def writes(block: Sequence[Stmt]) -> Iterator[Buf]:
     """The buffers that a block writes (with repeats)."""
     for s in statements(block):
-        if isinstance(s, Store):
+        if isinstance(s, (Store, Scan)):
             yield s.buf
         elif isinstance(s, MatMul):
             yield s.out.buf
@@ -383,12 +402,15 @@ def _render(s: Stmt, indent: str) -> str:
     deeper = indent + "  "
     if isinstance(s, Store):
         return f"{indent}{s.buf}[{', '.join(map(show, s.index))}] = {show(s.value)}\n"
+    if isinstance(s, Scan):
+        place = f"{s.buf}[{', '.join(map(show, s.index))}]"
+        return f"{indent}for {s.var.name} < {s.extent}: {place} = running {s.op} of {show(s.value)}\n"
     if isinstance(s, Define):
         return f"{indent}{s.var.name} = {show(s.value)}\n"
     if isinstance(s, Point):
         return f"{indent}{s.buf} = {s.array}[{', '.join(map(show, s.index))}:]\n"
     if isinstance(s, For):
-        order = " in order" * s.ordered + " reversed" * s.reverse
+        order = " in order" * s.ordered + " reversed" * s.reverse + " in tiles" * s.tiled
         return f"{indent}for {s.var.name} < {show(s.extent)}{order}:\n{render(s.body, deeper)}"
     if isinstance(s, If):
         branches = "".join(f"{indent}case {k}:\n{render(b, deeper)}" for k, b in enumerate(s.branches))

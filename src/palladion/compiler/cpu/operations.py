@@ -7,6 +7,7 @@ give 0 (or the sign), max and min pass NaN on. Elementary functions come from `m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,10 @@ def _compare(b, op, dtype, x, y):
 @operation("max", "min")
 def _extreme(b, op, dtype, x, y):
     sign = ">" if op.name == "max" else "<"
-    if is_float(x.type):
-        wins = b.or_(b.fcmp_ordered(sign, x, y), b.fcmp_unordered("!=", x, x))
-    else:
-        wins = (b.icmp_signed if dtypes.is_signed(dtype) else b.icmp_unsigned)(sign, x, y)
-    return b.select(wins, x, y)
+    if is_float(x.type):  # the processor's max gives y where either is NaN
+        larger = b.select(b.fcmp_ordered(sign, x, y), x, y)
+        return b.select(b.fcmp_unordered("uno", x, x), x, larger)
+    return b.select((b.icmp_signed if dtypes.is_signed(dtype) else b.icmp_unsigned)(sign, x, y), x, y)
 
 
 @operation("clamp")
@@ -200,3 +200,14 @@ def _integer_pow(b, op, dtype, x):
 @operation("is_finite")
 def _is_finite(b, op, dtype, x):
     return b.fcmp_ordered("<", intrinsic(b, x.type, "fabs", x), const(np.inf, x.type))
+
+
+@operation("logaddexp")
+def _logaddexp(b, op, dtype, x, y):
+    """log(exp(x) + exp(y)), through the larger of the two, if that is finite."""
+    rules = vector_math.RULES
+    top = _extreme(b, SimpleNamespace(name="max"), dtype, x, y)
+    finite = b.fcmp_ordered("<", intrinsic(b, x.type, "fabs", top), const(np.inf, x.type))
+    top = b.select(finite, top, const(0.0, x.type))
+    parts = [rules["exp"].emit(b, b.fsub(v, top)) for v in (x, y)]
+    return b.fadd(rules["log"].emit(b, b.fadd(*parts)), top)

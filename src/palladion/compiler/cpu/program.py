@@ -17,6 +17,7 @@ import numpy as np
 from palladion import jaxlink
 from palladion.compiler.cpu import analysis, ir
 from palladion.compiler.cpu.fuse import fuse, shrink
+from palladion.compiler.cpu.loops import arrange
 from palladion.compiler.cpu.lower import refs as lower_refs
 from palladion.compiler.cpu.lower.refs import Ref
 from palladion.compiler.cpu.lower.values import Lazy, Lowering, as_index, clamp_index, derived, of_const
@@ -50,10 +51,15 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """The kernel's loop nests, with their windows."""
+    """The kernel's loop nests, with their windows.
+
+    Attributes:
+      block: as they are compiled; stages: the same as lowered, and after each pass, by name.
+    """
 
     windows: tuple[Window, ...]
     block: tuple[ir.Stmt, ...]
+    stages: tuple[tuple[str, tuple[ir.Stmt, ...]], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Program:
     scratch: tuple[ir.Buf, ...]
     sites: tuple[Any, ...]
 
+
+PASSES = (("fused", fuse), ("shrunk", shrink), ("arranged", arrange))
 
 _BOOL = np.dtype(np.bool_)
 _INT32 = np.dtype(np.int32)
@@ -240,7 +248,10 @@ class Builder:
         for k, w in enumerate(windows):
             if w.copied and self.jaxpr.invars[k] in written:
                 self._copy_out(ctx, w)
-        return Version(tuple(windows), shrink(fuse(ctx.block)))
+        stages = [("lowered", tuple(ctx.block))]
+        for name, run in PASSES:
+            stages.append((name, run(stages[-1][1])))
+        return Version(tuple(windows), stages[-1][1], tuple(stages))
 
     def _place(self, w: Window, index: Sequence[ir.Expr]) -> tuple[list[ir.Expr], ir.Expr | None]:
         """The array's element under an element of the block, and whether there is one."""
@@ -297,7 +308,7 @@ def _in_order(ctx: Lowering, shape: Sequence[int], one: Any) -> None:
 
     def ordered(s: ir.Stmt) -> ir.Stmt:
         if isinstance(s, ir.For):
-            return ir.For(s.var, s.extent, tuple(map(ordered, s.body)), ordered=True)
+            return ir.For(s.var, s.extent, tuple(map(ordered, s.body)), ordered=True, where=s.where)
         return s
 
     for s in block:

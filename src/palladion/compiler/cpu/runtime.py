@@ -119,6 +119,7 @@ class KernelDescription:
       num_threads: at most so many threads; None: as many as XLA's pool has.
       errors: static messages, by the status that the kernel returns: -1 - index.
       side_effect: keep the call even if nobody uses its results.
+      spread: phases that are not parallel share single statements among threads (`jobs.spread`).
     """
 
     name: str
@@ -130,18 +131,23 @@ class KernelDescription:
     num_threads: int | None = None
     errors: tuple[str, ...] = ()
     side_effect: bool = False
+    spread: bool = False
 
     @property
     def workers(self) -> int:
         """How many threads may run it at once: the arena has so many parts."""
-        return max((self.threads(p) for p in self.phases), default=1)
+        return max([self.most_threads if self.spread else 1, *map(self.threads, self.phases)])
+
+    @property
+    def most_threads(self) -> int:
+        """How many threads it may use: of those of XLA's pool."""
+        return cpu_count() if self.num_threads is None else max(1, min(self.num_threads, cpu_count()))
 
     def threads(self, phase: Phase) -> int:
         """How many threads a phase is worth."""
         if not phase.parallel or phase.cost_ns < SERIAL_BELOW_NS:
             return 1
-        most = cpu_count() if self.num_threads is None else min(self.num_threads, cpu_count())
-        return max(1, min(most, phase.end - phase.begin, max(2, phase.cost_ns // NS_PER_THREAD)))
+        return max(1, min(self.most_threads, phase.end - phase.begin, max(2, phase.cost_ns // NS_PER_THREAD)))
 
 
 @functools.cache
@@ -270,6 +276,7 @@ def _descriptor(key: int, d: KernelDescription, addresses: dict[str, int]) -> An
         phases=C.addressof(phases),
         nerrors=len(errors),
         errors=C.addressof(errors),
+        workers=d.workers,
     )
     kernel.kept = dims, specs, aliases, phases, errors
     return kernel
@@ -332,7 +339,7 @@ def _load(source: str, entry: cache.Entry, d: KernelDescription, sites: Sequence
                 raise RuntimeError(f"the kernels {known.description.name} and {d.name} have the same key {key:#x}")
             return key
         _start()
-        imports = {ffi.HOST_CALL: _pointers[ffi.HOST_CALL]}
+        imports = {name: _pointers[name] for name in (ffi.HOST_CALL, ffi.SPREAD)}
         addresses = cache.link(entry.code, {p.function for p in d.phases}, imports)
         memory = _descriptor(key, d, addresses)
         if 2 * (len(_kernels) + 1) > len(_tables[-1]):

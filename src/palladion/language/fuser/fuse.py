@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import mistake
 from palladion.language.fuser import graph as graphs
 from palladion.language.fuser.fusible import FusibleCall, Fusion, fusible_p
@@ -69,7 +69,7 @@ def fuse(
             if graphs.is_ref(x):
                 raise mistake(
                     NotImplementedError,
-                    f"The fused function {jaxlink.function_location(f)} gets a Ref as an argument.",
+                    f"The fused function {locations.function_location(f)} gets a Ref as an argument.",
                     hint="let the function close over the Ref",
                 )
         return _run_fused(f, lambda *leaves: of_arrays(*jax.tree.unflatten(in_tree, leaves)), flat, debug, strict_mode)
@@ -107,8 +107,8 @@ def _run_fused(f: Callable, of_leaves: Callable, flat: Sequence[Any], debug: boo
     if not places:
         raise mistake(
             ValueError,
-            f"No fusible is called in the fused function {jaxlink.function_location(f)}.",
-            where=jaxlink.defined_at(f),
+            f"No fusible is called in the fused function {locations.function_location(f)}.",
+            where=locations.defined_at(f),
             hint="fuse takes functions that call what @fuser.fusible decorates, directly or in jitted functions",
         )
     env = dict(zip(jaxpr.constvars, jaxpr.consts)) | dict(zip(jaxpr.invars, flat))
@@ -136,7 +136,7 @@ class _Split:
             raise mistake(
                 TypeError,
                 f"The fusible {self.call.name} gets an array as a keyword argument; only positional ones are fused.",
-                where=jaxlink.location_of(self.eqn),
+                where=locations.location_of(self.eqn),
                 hint="pass arrays by position",
             )
         self.others = [e for n, e in enumerate(self.eqns) if n != at]
@@ -145,7 +145,7 @@ class _Split:
             raise mistake(
                 ValueError,
                 "The fused function writes a Ref before it calls the fusible.",
-                where=jaxlink.location_of(writes[0]),
+                where=locations.location_of(writes[0]),
                 hint="write it before the fused function, which computes its inputs when the kernel asks for them",
             )
 
@@ -255,9 +255,9 @@ def evaluate(f: Callable[..., Any], *, allow_transpose: bool = True) -> Callable
         for eqn in graph.eqns:
             if eqn.primitive in (lax.scan_p, lax.while_p, lax.cond_p):
                 message = f"Primitive {eqn.primitive} not supported in a fused kernel."
-                raise mistake(NotImplementedError, message, where=jaxlink.location_of(eqn), hint="unroll it in Python")
+                raise mistake(NotImplementedError, message, where=locations.location_of(eqn), hint="unroll it in Python")
             if eqn.primitive is lax.transpose_p and not allow_transpose:
-                raise mistake(ValueError, "Transpose not allowed.", where=jaxlink.location_of(eqn))
+                raise mistake(ValueError, "Transpose not allowed.", where=locations.location_of(eqn))
         env = dict(zip(graph.constvars, graph.consts)) | dict(zip(graph.invars, flat))
         return jax.tree.unflatten(graph.out_tree, graphs.run(graph.eqns, env, graph.outvars))
 

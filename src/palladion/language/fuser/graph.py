@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 
 # The parameter that holds what a call runs.
 _CALLS = {
@@ -53,7 +53,7 @@ def as_type(aval: Any) -> jax.ShapeDtypeStruct:
 
 def bind(eqn: Any, values: Sequence[Any], at: Any = None) -> list[Any]:
     """Run one equation on values, under its own configuration and source location (or that of the equation `at`)."""
-    with jaxlink.as_traced(at or eqn), eqn.ctx.manager:
+    with locations.as_traced(at or eqn), eqn.ctx.manager:
         out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
@@ -84,7 +84,7 @@ def run_inlined(
 
     for eqn in jaxpr.eqns:
         values = [read(a) for a in eqn.invars]
-        here = eqn if at is None or jaxlink.location_of(eqn) else at
+        here = eqn if at is None or locations.location_of(eqn) else at
         if eqn.primitive in _CALLS and inlines(eqn):
             outs = run_inlined(eqn.params[_CALLS[eqn.primitive]], values, inlines, here)
         else:
@@ -204,7 +204,7 @@ def trace(fun: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
         outvars=tuple(jaxpr.outvars),
         in_tree=in_tree,
         out_tree=out_tree,
-        name=jaxlink.function_location(fun),
+        name=locations.function_location(fun),
         effects=frozenset(jaxpr.effects),
     )
 

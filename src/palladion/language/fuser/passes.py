@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import mistake
 from palladion.language.blocks import BlockSpec, NoBlockSpec, no_block_spec
 from palladion.language.fuser import graph as graphs
@@ -99,7 +99,7 @@ class Prefetch:
                 raise mistake(
                     ValueError,
                     "A block index in the fusion depends on values that only the kernel has.",
-                    where=None if eqn is None else jaxlink.location_of(eqn),
+                    where=None if eqn is None else locations.location_of(eqn),
                     hint="start indices of slices must come from scalars that the fused function gets or closes over",
                 )
             used = [v for v in self.graph.constvars if v in reached]
@@ -328,7 +328,7 @@ class Program:
 
         for eqn in graph.eqns:
             if any(v in self.blocks for v in eqn.outvars):
-                with jaxlink.as_traced(eqn):
+                with locations.as_traced(eqn):
                     env.update(zip(eqn.outvars, rules.find(eqn, "run")(self, eqn, [value(a) for a in eqn.invars])))
         return [value(a) for a in graph.outvars]
 

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from palladion import jaxlink
+from palladion import locations
 from palladion.errors import UnsupportedPrimitive, explain, mistake
 
 RULES: dict[Any, Rule] = {}
@@ -45,7 +45,7 @@ class NotFusible(UnsupportedPrimitive):
 
     def __init__(self, eqn: Any, reason: str, hint: str) -> None:
         self.primitive, self.target, self.supported_by = str(eqn.primitive), "the fuser", ()
-        self.where = jaxlink.location_of(eqn)
+        self.where = locations.location_of(eqn)
         operands = ", ".join(a.aval.str_short(short_dtypes=True) for a in eqn.invars)
         results = ", ".join(a.aval.str_short(short_dtypes=True) for a in eqn.outvars)
         message = explain(reason, where=self.where, operation=f"{self.primitive}: {operands} -> {results}", hint=hint)
@@ -73,7 +73,7 @@ def conflict(var: Any, eqn: Any, a: Any, b: Any) -> ValueError:
     return mistake(
         ValueError,
         f"The fusion needs two different blocks of one value, {var.aval.str_short(short_dtypes=True)}.",
-        where=None if eqn is None else jaxlink.location_of(eqn),
+        where=None if eqn is None else locations.location_of(eqn),
         one_block=a.block_shape,
         other_block=b.block_shape,
         hint="choose blocks that cover the dimension along which they differ, pass the array twice as two operands, "

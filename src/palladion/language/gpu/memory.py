@@ -161,7 +161,7 @@ class MemorySpace(enum.Enum):
             collective = bool(collective)
         elif packed is not None or collective is not None:
             raise ValueError(f"packed and collective describe buffers in TMEM; this one is in {self.name}.")
-        return GPUMemoryRef(ref.inner_aval, self, layers, collective=collective, packed=packed)
+        return GPUMemoryRef(ref.inner_aval, self, transforms=layers, collective=collective, packed=packed)
 
     def like(self, array: Any) -> GPUMemoryRef:
         """The type of a buffer in this memory with the shape and dtype of `array` (or a ShapeDtypeStruct)."""

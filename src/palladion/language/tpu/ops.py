@@ -1,4 +1,4 @@
-"""The operations of the TPU dialect that are plain array or Ref semantics: bitcasts, rolls, masks, reciprocals.
+"""The operations of the TPU dialect that are plain array or Ref semantics: bitcasts, rolls, masks, convolutions.
 
 Those that need a machine (copies, semaphores, pipelines, the hardware's random numbers) come with the simulated TPU.
 
@@ -8,6 +8,7 @@ Source: public documentation of `jax.experimental.pallas.tpu`.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,13 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import jaxlink
-from palladion.errors import explain
+from palladion import jaxlink, locations
+from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import masked
+from palladion.language.indices import is_ref
+from palladion.language.refs import RefView
 
 
 def _message(headline: str, hint: str | None = None) -> str:
-    return explain(headline, where=jaxlink.current_location(), hint=hint)
+    return explain(headline, where=locations.current_location(), hint=hint)
 
 
 def load(ref: Any, *, mask: jax.Array | None = None) -> jax.Array:
@@ -150,3 +153,106 @@ def reciprocal(x: jax.Array, *, approx: bool = False, full_range: bool = True) -
     if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         raise TypeError(_message(f"pltpu.reciprocal takes floating-point arrays, not {jnp.result_type(x)}."))
     return jnp.reciprocal(x)
+
+
+def conv(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    acc: jax.Array | None = None,
+    *,
+    dimension_numbers: Any,
+    window_strides: Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] | None = None,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    window_reversal: Sequence[bool] | None = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> jax.Array:
+    """A convolution, added to `acc`: `jax.lax.conv_general_dilated` with an accumulator and reversible windows.
+
+    Arguments:
+      lhs: the input, of batch, feature and spatial dimensions.
+      rhs: the window, of input-feature, output-feature and spatial dimensions; the dtype of `lhs`.
+      acc: what the result is added to, of the result's shape; zeros by default. The result has its dtype.
+      dimension_numbers: `("NHWC", "HWIO", "NHWC")` or a `jax.lax.ConvDimensionNumbers`.
+      window_strides, lhs_dilation, rhs_dilation: one number for each spatial dimension; 1 by default.
+      padding: "SAME", "VALID", or (low, high) for each spatial dimension; none by default.
+      window_reversal: for each spatial dimension, whether the window is reversed.
+      feature_group_count, batch_group_count, precision: as in `jax.lax.conv_general_dilated`.
+      preferred_element_type: the dtype of the result and of the sums; by default that of `acc`, or of `lhs`.
+
+    Raises:
+      ValueError, TypeError: shapes or dtypes do not fit.
+    """
+    spatial = lhs.ndim - 2
+    if lhs.dtype != rhs.dtype:
+        headline = f"pltpu.conv takes two arrays of one dtype, not {kind_of(lhs)} and {kind_of(rhs)}."
+        raise mistake(TypeError, headline, hint="x.astype(…); preferred_element_type= chooses the dtype of the result")
+    numbers = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
+    if window_reversal is not None:
+        if len(window_reversal) != spatial:
+            dims = count_of(spatial, "spatial dimension")
+            headline = (
+                f"pltpu.conv: window_reversal has {count_of(len(window_reversal), 'entry', 'entries')} for {dims}."
+            )
+            raise mistake(ValueError, headline, hint="give one bool for each spatial dimension")
+        rhs = lax.rev(rhs, [d for d, reverse in zip(numbers.rhs_spec[2:], window_reversal) if reverse])
+    if acc is not None and preferred_element_type is None:
+        preferred_element_type = acc.dtype
+    result = lax.conv_general_dilated(
+        lhs,
+        rhs,
+        (1,) * spatial if window_strides is None else window_strides,
+        [(0, 0)] * spatial if padding is None else padding,
+        lhs_dilation,
+        rhs_dilation,
+        numbers,
+        feature_group_count,
+        batch_group_count,
+        precision,
+        preferred_element_type,
+    )
+    if acc is None:
+        return result
+    if (acc.shape, acc.dtype) != (result.shape, result.dtype):
+        headline = f"pltpu.conv gives {kind_of(result)}, which cannot be added to acc, {kind_of(acc)}."
+        raise mistake(ValueError, headline, hint="the accumulator has the shape and dtype of the result")
+    return acc + result
+
+
+def annotate(
+    ref: Any,
+    *,
+    no_store: bool = False,
+    no_bank_conflict: bool = False,
+    no_hazard: bool = False,
+    no_hazard_no_deps: bool = False,
+) -> Any:
+    """A view of a Ref about which a TPU's compiler may assume something. It changes how fast, not what is computed.
+
+    Arguments:
+      ref: a Ref or a view of one.
+      no_store: nothing is stored in it in this kernel (copies by DMA may be).
+      no_bank_conflict: accesses in one bundle never meet in a bank.
+      no_hazard: a load may follow a store after one cycle.
+      no_hazard_no_deps: loads and stores through this view may change their order.
+
+    Raises:
+      TypeError: not a Ref. ValueError: assumptions that contradict each other.
+    """
+    if not is_ref(ref):
+        raise mistake(
+            TypeError, f"pltpu.annotate takes a Ref or a view of one, not {kind_of(ref)}.", hint="x_ref.at[…]"
+        )
+    chosen = [
+        name
+        for name, on in (("no_store", no_store), ("no_hazard", no_hazard), ("no_hazard_no_deps", no_hazard_no_deps))
+        if on
+    ]
+    if len(chosen) > 1:
+        headline = f"pltpu.annotate: {' and '.join(chosen)} contradict each other."
+        raise mistake(ValueError, headline, hint="choose one of them; no_bank_conflict goes with any")
+    return ref if isinstance(ref, jaxlink.TransformedRef) else RefView(ref, ())

@@ -27,6 +27,7 @@ from palladion.language.fields import (
     sequence_of,
 )
 from palladion.language.interpret_params import SHARED_CHECKS, LoggingMode
+from palladion.language.tpu.info import ChipVersion
 
 __all__ = [
     "ARBITRARY",
@@ -206,6 +207,12 @@ _INTERPRET_CHECKS: dict[str, Check] = {
     "grid_point_recorder": optional(function()),
     "allow_hbm_allocation_in_run_scoped": flag(),
     "buffer_bounds": choice("logical", "padded"),
+    "schedule": optional(one_of(choice("eager", "lazy"), integer(0))),
+    "explore": integer(0, "number of schedules"),
+    "uninitialized_reads": choice("allow", "warn", "raise"),
+    "chip": optional(choice(*(c.value for c in ChipVersion))),
+    "vmem_limit": optional(integer(1, "number of bytes")),
+    "trace": flag(),
 }
 
 
@@ -221,7 +228,7 @@ class InterpretParams:
       uninitialized_memory: what memory holds before the first write, "nan" (integers: their lowest value) or
         "zero".
       num_cores_or_threads: TensorCores of a simulated device; parallel grid axes are split over them.
-      vector_clock_size: entries in the clocks of race detection; None: as many as needed.
+      vector_clock_size: as in JAX, where clocks have a fixed size; here they grow as needed whatever it says.
       logging_mode: a `LoggingMode`, or None for no log.
       dma_execution_mode: when the data of a DMA moves: at its start ("eager") or at the wait ("on_wait").
       random_seed: seed of the order in which programs along parallel axes run; None: in grid order.
@@ -229,6 +236,17 @@ class InterpretParams:
       allow_hbm_allocation_in_run_scoped: let `run_scoped` allocate in HBM.
       buffer_bounds: bounds that accesses are checked against, "logical" (the shape) or "padded" (to whole
         tiles).
+
+    Beyond JAX's:
+      schedule: when copies complete and who runs: "eager" (a copy at its start), "lazy" (when it is waited for), or a
+        seed for an order drawn at random. None: as `dma_execution_mode` says.
+      explore: how many further schedules, drawn from successive seeds, each call is run under; the first finding is
+        raised, with the schedule that repeats it.
+      uninitialized_reads: "raise" or "warn" when a core reads memory that nothing has written; needs the history that
+        `detect_races` keeps, which it switches on.
+      chip: the chip whose VMEM must hold the call's blocks and scratch, by its short name ("v5e"); None: any.
+      vmem_limit: bytes of VMEM, in place of the chip's.
+      trace: keep a timeline in simulated time; `palladion.last_report().timeline` has it.
 
     Raises:
       TypeError, ValueError: naming the field, what it may be and what it is.
@@ -247,6 +265,12 @@ class InterpretParams:
     grid_point_recorder: Callable[[Any, tuple[Any, ...], Any], Any] | None = None
     allow_hbm_allocation_in_run_scoped: bool = False
     buffer_bounds: Literal["logical", "padded"] = "logical"
+    schedule: Literal["eager", "lazy"] | int | None = None
+    explore: int = 0
+    uninitialized_reads: Literal["allow", "warn", "raise"] = "allow"
+    chip: str | None = None
+    vmem_limit: int | None = None
+    trace: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "pltpu.InterpretParams", _INTERPRET_CHECKS)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.errors import explain
 from palladion.language import masked
 
@@ -142,7 +142,7 @@ def dot(
         raise ValueError(
             explain(
                 f"pltriton.dot: the inner sizes differ, {a.shape[contracted[0]]} and {b.shape[contracted[1]]}.",
-                where=jaxlink.current_location(),
+                where=locations.current_location(),
                 shapes=f"{a.shape} and {b.shape}, trans_a={trans_a}, trans_b={trans_b}",
             )
         )

@@ -15,8 +15,20 @@ from jax import lax
 from palladion import jaxlink
 from palladion.compiler.cpu import ir
 from palladion.compiler.cpu.lower.elementwise import convert
+from palladion.compiler.cpu.lower.reduce import reduce_axes
 from palladion.compiler.cpu.lower.refs import Ref
-from palladion.compiler.cpu.lower.values import RULES, Affine, Lazy, Lowering, as_index, clamp_index, derived, of_buffer
+from palladion.compiler.cpu.lower.values import (
+    RULES,
+    Affine,
+    Lazy,
+    Lowering,
+    as_index,
+    clamp_index,
+    derived,
+    of_buffer,
+    of_const,
+    op,
+)
 
 
 def _settle(ctx: Lowering, eqn, operands: Sequence[Any], *, loop: bool) -> None:
@@ -49,9 +61,11 @@ def _temps(avals: Sequence[Any], name: str) -> list[ir.Buf]:
 
 @RULES.rule(lax.cond_p)
 def _cond(ctx: Lowering, eqn, which: Lazy, *operands) -> list[Lazy]:
+    branches = eqn.params["branches"]
+    if isinstance(known := which.at(()), ir.Const):
+        return ctx.run(branches[min(max(int(known.value), 0), len(branches) - 1)], operands)
     _settle(ctx, eqn, (which, *operands), loop=False)
     number = convert(ctx.scalar(which), np.int32)
-    branches = eqn.params["branches"]
     outs = _temps([v.aval for v in eqn.outvars], "chosen")
     blocks = []
     for jaxpr in branches:
@@ -62,6 +76,14 @@ def _cond(ctx: Lowering, eqn, which: Lazy, *operands) -> list[Lazy]:
     return [of_buffer(b) for b in outs]
 
 
+@RULES.rule(jaxlink.platform_index_p)
+def _platform_index(ctx: Lowering, eqn) -> Lazy:
+    """Which branch of a `lax.platform_dependent` is for this platform."""
+    platforms = eqn.params["platforms"]
+    fits = [k for k, names in enumerate(platforms) if names is not None and "cpu" in names]
+    return of_const((*fits, *(k for k, names in enumerate(platforms) if names is None))[0], np.int32)
+
+
 @RULES.rule(lax.while_p)
 def _while(ctx: Lowering, eqn, *operands) -> list[Lazy]:
     n = eqn.params["cond_nconsts"]
@@ -70,18 +92,33 @@ def _while(ctx: Lowering, eqn, *operands) -> list[Lazy]:
     carry = _temps([v.aval for v in eqn.outvars], "carry")
     for buf, value in zip(carry, operands[m:]):
         ctx.fill(buf, value)
-    if eqn.params["cond_jaxpr"].outvars[0].aval.shape:
-        raise RULES.unsupported(eqn)  # vmap of a loop with a condition for each element
-    go_on = ir.temp((), np.bool_, "go_on")
+    each = eqn.params["cond_jaxpr"].outvars[0].aval.shape  # of conditions: vmap of a loop has one for each element
+    go_on, going = ir.temp((), np.bool_, "go_on"), ir.temp(each, np.bool_, "going")
     with ctx.nested() as before:
         state = [of_buffer(b) for b in carry]
         (value,) = ctx.run(eqn.params["cond_jaxpr"], [*ctx.isolated(operands[:n]), *state])
+        if each:
+            ctx.fill(going, value)
+            value = reduce_axes(ctx, "or", of_buffer(going), range(len(each)), np.bool_)
         ctx.fill(go_on, value)
     with ctx.nested() as body:
         state = [of_buffer(b) for b in carry]
-        _assign(ctx, carry, ctx.run(eqn.params["body_jaxpr"], [*ctx.isolated(operands[n:m]), *state]))
+        outs = ctx.run(eqn.params["body_jaxpr"], [*ctx.isolated(operands[n:m]), *state])
+        if each:
+            outs = [_where(of_buffer(going), new, of_buffer(old)) for new, old in zip(outs, carry)]
+        _assign(ctx, carry, outs)
     ctx.emit(ir.While(tuple(before), ir.Load(go_on.dtype, go_on, ()), tuple(body)))
     return [of_buffer(b) for b in carry]
+
+
+def _where(chosen: Lazy, new: Lazy, old: Lazy) -> Lazy:
+    """The elements of a carried value that go on take their new value, the others keep what they have."""
+    rank = len(chosen.shape)
+
+    def at(index):
+        return op("select", new.dtype, chosen.at(index[:rank]), new.at(index), old.at(index))
+
+    return derived(new.shape, new.dtype, [chosen, new, old], at, 1)
 
 
 @RULES.rule(lax.scan_p)
@@ -102,7 +139,7 @@ def _scan(ctx: Lowering, eqn, *operands) -> list[Lazy]:
             for buf, value in zip(ys, outs[n_carry:]):
                 ctx.store(buf, value.shape, lambda index: (round_, *index), value)
             _assign(ctx, carry, outs[:n_carry])
-        ctx.emit(ir.For(round_, length, tuple(body), ordered=True, reverse=params["reverse"]))
+        ctx.emit(ir.For(round_, length, tuple(body), ordered=True, reverse=params["reverse"], where=ctx.here))
     return [of_buffer(b) for b in (*carry, *ys)]
 
 

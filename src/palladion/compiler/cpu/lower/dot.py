@@ -81,8 +81,6 @@ def product(ctx: Lowering, eqn, a: Lazy, b: Lazy, out: ir.View, accumulate: bool
 def _dot_general(ctx: Lowering, eqn, a: Lazy, b: Lazy) -> Lazy:
     dtype, shape = eqn.outvars[0].aval.dtype, eqn.outvars[0].aval.shape
     acc = _accumulator(a.dtype, b.dtype, dtype)
-    if jnp.issubdtype(dtype, jnp.complexfloating) or np.bool_ in (a.dtype, b.dtype):
-        raise RULES.unsupported(eqn)
     a_groups, b_groups = _groups(eqn, a, b)
     if acc.itemsize > 4 and jnp.issubdtype(acc, jnp.integer):
         return _slow_product(ctx, a, b, a_groups, b_groups, shape, acc)
@@ -173,7 +171,7 @@ def accumulate(ctx: Lowering, eqn, ref: Ref, a: Lazy, b: Lazy) -> None:
     for x in (a, b):
         if buf.memory in x.memories:
             ctx.materialise(x, copy=True)
-    ctx.before_write(buf, a, b)
+    ctx.before_write(buf)
     if None in strides or (jnp.issubdtype(buf.dtype, jnp.integer) and buf.dtype != jnp.int32):
         whole = of_buffer(buf)
         value = _dot_general(ctx, eqn, a, b)

@@ -14,9 +14,10 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
-from palladion.compiler.cpu import ir
+from palladion.compiler.cpu import dtypes, ir
 from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, derived, op
 from palladion.language import ops
+from palladion.language.dtypes import element_bits
 
 # Rough costs, in operations, of what is dearer than an addition.
 _COST: dict[str, int] = {"div": 3, "sqrt": 3, "rsqrt": 3, "rem": 3}
@@ -37,6 +38,11 @@ def convert(e: ir.Expr, dtype: Any) -> ir.Expr:
     if e.dtype == dtype:
         return e
     return op("convert", dtype, e)
+
+
+def as_number(index: ir.Expr) -> ir.Expr:
+    """An index as an int32."""
+    return ir.Const(jnp.dtype(np.int32), index.value) if isinstance(index, ir.Const) else op("convert", np.int32, index)
 
 
 def scalar_op(name: str, dtype: Any, *args: ir.Expr, params: tuple = ()) -> ir.Expr:
@@ -78,6 +84,29 @@ _PLAIN = """
 """.split()
 for _name in _PLAIN:
     RULES.rule(getattr(lax, f"{_name}_p"))(elementwise(_name))
+
+
+def _total_order(name: str) -> Callable:
+    """Comparison in IEEE 754's total order: -NaN, -inf … -0, +0 … inf, NaN; of integers, the usual one."""
+
+    def key(e: ir.Expr) -> ir.Expr:
+        if not jnp.issubdtype(e.dtype, jnp.floating):
+            return e
+        width = e.dtype.itemsize * 8
+        ty = jnp.dtype(f"int{width}")
+        bits = op("bitcast", ty, e)
+        negative = op("shift_right_arithmetic", ty, bits, ir.Const(ty, width - 1))
+        return op("xor", ty, bits, op("and", ty, negative, ir.Const(ty, (1 << (width - 1)) - 1)))
+
+    def rule(ctx: Lowering, eqn, x: Lazy, y: Lazy) -> Lazy:
+        shape = eqn.outvars[0].aval.shape
+        return derived(shape, np.bool_, [x, y], lambda i: op(name, np.bool_, *(key(element(v, i)) for v in (x, y))), 3)
+
+    return rule
+
+
+for _name in ("eq", "le", "lt"):
+    RULES.rule(getattr(lax, f"{_name}_to_p"))(_total_order(_name))
 RULES.rule(lax.integer_pow_p)(elementwise("integer_pow", "y"))
 
 
@@ -85,23 +114,27 @@ RULES.rule(lax.integer_pow_p)(elementwise("integer_pow", "y"))
 def _nextafter(ctx: Lowering, eqn, x: Lazy, y: Lazy) -> Lazy:
     if not is_narrow_float(x.dtype):
         return elementwise("nextafter")(ctx, eqn, x, y)
-    if x.dtype not in (jnp.bfloat16, jnp.float16):
+    if not dtypes.sign_bit(x.dtype):
         raise RULES.unsupported(eqn)
     aval = eqn.outvars[0].aval
-    return derived(aval.shape, aval.dtype, [x, y], lambda i: _step_16(element(x, i), element(y, i)), 8)
+    return derived(aval.shape, aval.dtype, [x, y], lambda i: _step(element(x, i), element(y, i)), 8)
 
 
-def _step_16(x: ir.Expr, y: ir.Expr) -> ir.Expr:
-    """The next number after x towards y, in a 16-bit float: a step of one in its bits (f32's neighbour rounds to x)."""
-    bits, sign = (op("bitcast", np.int16, x), ir.Const(jnp.dtype(np.int16), -0x8000))
-    one, zero = ir.Const(jnp.dtype(np.int16), 1), ir.Const(jnp.dtype(np.float32), 0.0)
+def _step(x: ir.Expr, y: ir.Expr) -> ir.Expr:
+    """The next number after x towards y, in a narrow float: a step of one in its bits (f32's neighbour rounds to x)."""
+    ty = jnp.dtype(f"uint{x.dtype.itemsize * 8}")
+    bits, sign, one = op("bitcast", ty, x), ir.Const(ty, dtypes.sign_bit(x.dtype)), ir.Const(ty, 1)
+    zero = ir.Const(jnp.dtype(np.float32), 0.0)
     a, b = convert(x, jnp.float32), convert(y, jnp.float32)
-    grows = op("eq", np.bool_, op("lt", np.bool_, a, b), op("lt", np.bool_, zero, a))
-    stepped = op("select", np.int16, grows, op("add", np.int16, bits, one), op("sub", np.int16, bits, one))
-    smallest = op("or", np.int16, op("and", np.int16, op("bitcast", np.int16, y), sign), one)
-    stepped = op("select", np.int16, op("eq", np.bool_, a, zero), smallest, stepped)
+    up = op("lt", np.bool_, a, b)
+    grows = op("eq", np.bool_, up, op("lt", np.bool_, zero, a))
+    stepped = op("select", ty, grows, op("add", ty, bits, one), op("sub", ty, bits, one))
+    smallest = op("select", ty, up, one, op("or", ty, sign, one))
+    stepped = op("select", ty, op("eq", np.bool_, a, zero), smallest, stepped)
+    if not dtypes.has_negative_zero(x.dtype):  # its bits are NaN
+        stepped = op("select", ty, op("eq", np.bool_, stepped, sign), ir.Const(ty, 0), stepped)
     stepped = op("bitcast", x.dtype, stepped)
-    ordered = op("or", np.bool_, op("lt", np.bool_, a, b), op("lt", np.bool_, b, a))
+    ordered = op("or", np.bool_, up, op("lt", np.bool_, b, a))
     same = op("select", x.dtype, op("eq", np.bool_, a, b), y, convert(op("add", np.float32, a, b), x.dtype))
     return op("select", x.dtype, ordered, stepped, same)
 
@@ -123,18 +156,64 @@ def _convert_element_type(ctx: Lowering, eqn, x: Lazy) -> Lazy:
 @RULES.rule(lax.reduce_precision_p)
 def _reduce_precision(ctx: Lowering, eqn, x: Lazy) -> Lazy:
     bits = eqn.params["exponent_bits"], eqn.params["mantissa_bits"]
-    narrow = {(8, 7): jnp.bfloat16, (5, 10): jnp.float16, (8, 23): jnp.float32, (11, 52): jnp.float64}.get(bits)
-    if narrow is None:
-        raise RULES.unsupported(eqn)
-    return derived(x.shape, x.dtype, [x], lambda index: convert(convert(x.at(index), narrow), x.dtype), 2)
+    wide = jnp.dtype(np.float32) if is_narrow_float(x.dtype) else x.dtype
+    return derived(x.shape, x.dtype, [x], lambda i: convert(_rounded(convert(x.at(i), wide), *bits), x.dtype), 6)
+
+
+def _rounded(x: ir.Expr, exponent: int, mantissa: int) -> ir.Expr:
+    """As a float of fewer bits would have it: rounded to even, infinite or zero where its exponent ends (as XLA)."""
+    ty, (own_exponent, own) = (
+        (jnp.dtype(np.uint32), (8, 23)) if x.dtype == np.float32 else (jnp.dtype(np.uint64), (11, 52))
+    )
+
+    def const(n: int) -> ir.Const:
+        return ir.Const(ty, n)
+
+    given = op("bitcast", ty, x)
+    sign, infinity = const(1 << (own_exponent + own)), ((1 << own_exponent) - 1) << own
+    magnitude = bits = op("and", ty, given, const(infinity | ((1 << own) - 1)))
+    if mantissa < own:
+        drop = own - mantissa
+        odd = op("and", ty, op("shift_right_logical", ty, bits, const(drop)), const(1))
+        bits = op("add", ty, bits, op("add", ty, odd, const((1 << (drop - 1)) - 1)))
+        bits = op("and", ty, bits, const(((1 << (own_exponent + own)) - 1) >> drop << drop))
+    if exponent < own_exponent:
+        bias, new_bias = (1 << (own_exponent - 1)) - 1, (1 << (exponent - 1)) - 1
+        power = op("and", ty, bits, const(infinity))
+        over = op("gt", np.bool_, power, const((bias + new_bias) << own))
+        under = op("le", np.bool_, power, const((bias - new_bias) << own))
+        bits = op("select", ty, over, const(infinity), op("select", ty, under, const(0), bits))
+    nan = op("gt", np.bool_, magnitude, const(infinity))
+    result = op("bitcast", x.dtype, op("or", ty, bits, op("and", ty, given, sign)))
+    return op("select", x.dtype, nan, x, result)
 
 
 @RULES.rule(lax.bitcast_convert_type_p)
 def _bitcast(ctx: Lowering, eqn, x: Lazy) -> Lazy:
-    dtype = jnp.dtype(eqn.params["new_dtype"])
-    if dtype.itemsize != x.dtype.itemsize or np.bool_ in (dtype, x.dtype):
+    """The same bits as another type: of one width, or the last dimension split into, or put together from, pieces."""
+    dtype, shape = jnp.dtype(eqn.params["new_dtype"]), eqn.outvars[0].aval.shape
+    if np.bool_ in (dtype, x.dtype) and dtype != x.dtype:
         raise RULES.unsupported(eqn)
-    return derived(x.shape, dtype, [x], lambda index: op("bitcast", dtype, x.at(index)), 1)
+    old, new = element_bits(x.dtype), element_bits(dtype)
+    if old == new:
+        return derived(shape, dtype, [x], lambda index: op("bitcast", dtype, x.at(index)), 1)
+    wide, narrow = (jnp.dtype(f"uint{n}") for n in (max(old, new), min(old, new)))
+
+    def piece(index):
+        bits, shift = op("bitcast", wide, x.at(index[:-1])), convert(as_number(index[-1]), wide)
+        bits = op("shift_right_logical", wide, bits, op("mul", wide, shift, ir.Const(wide, new)))
+        return op("bitcast", dtype, convert(bits, narrow))
+
+    def whole(index):
+        total = None
+        for k in range(new // old):
+            bits = convert(op("bitcast", narrow, x.at((*index, ir.index(k)))), wide)
+            bits = op("shift_left", wide, bits, ir.Const(wide, k * old))
+            total = bits if total is None else op("or", wide, total, bits)
+        assert total is not None
+        return op("bitcast", dtype, total)
+
+    return derived(shape, dtype, [ctx.keep(x)], piece if new < old else whole, 3)
 
 
 @RULES.rule(lax.select_n_p)

@@ -15,7 +15,7 @@ from jax import lax
 
 from palladion.compiler.cpu import ir
 from palladion.compiler.cpu.lower.elementwise import scalar_op
-from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, as_index, derived, of_buffer
+from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, as_index, derived, of_array, of_buffer
 
 _BOOL = np.dtype(np.bool_)
 
@@ -106,8 +106,11 @@ def _scatter(combine: str | None):
             offsets = zip(window_dims, (index[w] for w in window))
             place = _place(len(x.shape), batching, starts, offsets)
             value = updates.at(index)
+            old = ir.Load(x.dtype, buf, place)
             if combine is not None:
-                value = scalar_op(combine, x.dtype, ir.Load(x.dtype, buf, place), value)
+                value = scalar_op(combine, x.dtype, old, value)
+            elif p["update_jaxpr"] is not None:
+                value = _applied(ctx, p["update_jaxpr"], p["update_consts"], old, value)
             store = ir.Store(buf, place, value)
             if clips or inside is None:
                 ctx.emit(store)
@@ -126,16 +129,24 @@ def _scatter(combine: str | None):
     return rule
 
 
+def _applied(ctx: Lowering, jaxpr: Any, consts: Any, old: ir.Expr, new: ir.Expr) -> ir.Expr:
+    """What a user's function (`x.at[i].apply(f)`) makes of an element and its update."""
+    values = [Lazy((), e.dtype, lambda _, e=e: e, cost=1) for e in (old, new)]
+    (result,) = ctx.run(jaxpr, [*map(of_array, consts), *values])
+    return ctx.scalar(result)
+
+
 def _in_order(s: ir.Stmt) -> ir.Stmt:
     """Repeated indices count one after the other, so these loops are not vectorised."""
     if isinstance(s, ir.For):
-        return ir.For(s.var, s.extent, tuple(map(_in_order, s.body)), ordered=True)
+        return ir.For(s.var, s.extent, tuple(map(_in_order, s.body)), ordered=True, where=s.where)
     return s
 
 
 for _primitive, _name in {
     lax.scatter_p: None,
     lax.scatter_add_p: "add",
+    lax.scatter_sub_p: "sub",
     lax.scatter_mul_p: "mul",
     lax.scatter_min_p: "min",
     lax.scatter_max_p: "max",

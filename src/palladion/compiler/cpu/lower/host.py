@@ -28,9 +28,15 @@ class JaxPrintSite:
 
 @dataclasses.dataclass(frozen=True)
 class CheckSite:
-    """Stop with a message when the first value is false; the others are the grid point."""
+    """Stop when the first value is false.
+
+    Attributes:
+      message: filled in with the next `n_values` values; the rest are the program's grid point.
+      where: the user's `file:line (function)`.
+    """
 
     message: str
+    n_values: int
     where: str | None
 
 
@@ -41,9 +47,9 @@ def call(ctx: Lowering, site: Any, values: list[Lazy]) -> None:
     ctx.sites.append(site)
 
 
-def check(ctx: Lowering, ok: Lazy, message: str, where: str | None) -> None:
-    """Emit a check."""
-    call(ctx, CheckSite(message, where), [ok, *ctx.ids])
+def check(ctx: Lowering, ok: Lazy, message: str, where: str | None, *values: Lazy) -> None:
+    """Emit a check; its message is a format of the values."""
+    call(ctx, CheckSite(message, len(values), where), [ok, *values, *ctx.ids])
 
 
 @RULES.rule(ops.debug_print_p)
@@ -54,7 +60,8 @@ def _debug_print(ctx: Lowering, eqn, *values: Lazy) -> list:
 
 @RULES.rule(ops.debug_check_p)
 def _debug_check(ctx: Lowering, eqn, ok: Lazy) -> list:
-    check(ctx, ok, eqn.params["message"], eqn.params["where"])
+    message = eqn.params["message"].replace("{", "{{").replace("}", "}}")
+    check(ctx, ok, message, eqn.params["where"])
     return []
 
 

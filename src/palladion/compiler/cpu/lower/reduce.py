@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 
 from palladion.compiler.cpu import ir
-from palladion.compiler.cpu.lower.elementwise import convert, is_narrow_float, scalar_op
+from palladion.compiler.cpu.lower.elementwise import convert, is_narrow_float
 from palladion.compiler.cpu.lower.shapes import from_index, transpose
-from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, derived, of_buffer, op
+from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, as_index, derived, of_buffer, op
 
 
 def identity(name: str, dtype: Any) -> Any:
@@ -54,7 +54,7 @@ def reduce_axes(ctx: Lowering, name: str, x: Lazy, axes, dtype: Any) -> Lazy:
         e = convert(x.at(tuple(place[d] for d in range(len(x.shape)))), wide)
         for d in reversed(axes):
             if x.shape[d] != 1:
-                e = ir.Reduce(wide, name, variables[d], x.shape[d], start, e)
+                e = ir.Reduce(wide, name, variables[d], x.shape[d], start, e, ctx.here)
         return convert(e, dtype)
 
     if any(x.shape[d] == 0 for d in axes):
@@ -103,7 +103,7 @@ def _reduce_any(ctx: Lowering, eqn, *operands: Lazy) -> list[Lazy]:
                 ctx.emit(ir.Store(out, index, new))
         block = tuple(inner)
         for d in reversed(axes):
-            block = (ir.For(variables[d], shape[d], block, ordered=True),)
+            block = (ir.For(variables[d], shape[d], block, ordered=True, where=ctx.here),)
         for s in block:
             ctx.emit(s)
 
@@ -113,92 +113,93 @@ def _reduce_any(ctx: Lowering, eqn, *operands: Lazy) -> list[Lazy]:
 
 
 # --- argmax, argmin -------------------------------------------------------------------------------------------------
-def _arg_reduction(beats: str) -> Callable:
-    """The index of the extreme element, the first of equals; NaN beats everything, as in XLA."""
+def _arg_reduction(extreme: str) -> Callable:
+    """The index of the extreme element, the first of equals; NaN beats everything, as in XLA.
+
+    Two reductions, each in vectors: the extreme, which is NaN if any element is, then the least index of an element
+    that equals it or is NaN.
+    """
 
     def rule(ctx: Lowering, eqn, x: Lazy) -> Lazy:
         (axis,) = eqn.params["axes"]
-        dtype, n = eqn.params["index_dtype"], x.shape[axis]
+        dtype, n = jnp.dtype(eqn.params["index_dtype"]), x.shape[axis]
         ctx.keep(x)
-        shape = tuple(m for d, m in enumerate(x.shape) if d != axis)
-        best, where = ir.temp(shape, x.dtype, "best"), ir.temp(shape, dtype, "where")
+        wide = jnp.dtype(jnp.float32) if is_narrow_float(x.dtype) else x.dtype
+        best = reduce_axes(ctx, extreme, derived(x.shape, wide, [x], lambda i: convert(x.at(i), wide), 1), [axis], wide)
 
-        def element(index, r):
-            return x.at((*index[:axis], r, *index[axis:]))
+        def at(index):
+            value = convert(x.at(index), wide)
+            wins = op("eq", np.bool_, value, best.at((*index[:axis], *index[axis + 1 :])))
+            if jnp.issubdtype(wide, jnp.floating):
+                wins = op("or", np.bool_, wins, op("ne", np.bool_, value, value))
+            return op("select", np.int32, wins, from_index(index[axis], np.int32), ir.Const(jnp.dtype(np.int32), n - 1))
 
-        def body(index):
-            ctx.emit(ir.Store(best, index, element(index, ir.index(0))))
-            ctx.emit(ir.Store(where, index, ir.Const(jnp.dtype(dtype), 0)))
-            if n == 1:
-                return
-            r = ir.new_var("r")
-            here = ir.add(r, 1)
-            value, top = element(index, here), ir.Load(x.dtype, best, index)
-            wins = scalar_op(beats, np.bool_, value, top)
-            if jnp.issubdtype(x.dtype, jnp.floating):
-                nan, has_nan = (scalar_op("ne", np.bool_, v, v) for v in (value, top))
-                wins = op("or", np.bool_, wins, op("and", np.bool_, nan, op("not", np.bool_, has_nan)))
-            kept = ir.Load(where.dtype, where, index)
-            stores = (
-                ir.Store(where, index, op("select", dtype, wins, from_index(here, dtype), kept)),
-                ir.Store(best, index, op("select", x.dtype, wins, value, top)),
-            )
-            ctx.emit(ir.For(r, n - 1, stores, ordered=True))
-
-        ctx.loops(shape, body)
-        return of_buffer(where)
+        where = reduce_axes(ctx, "min", derived(x.shape, np.int32, [x, best], at, 4), [axis], np.int32)
+        return derived(where.shape, dtype, [where], lambda index: convert(where.at(index), dtype), 1)
 
     return rule
 
 
-RULES.rule(lax.argmax_p)(_arg_reduction("gt"))
-RULES.rule(lax.argmin_p)(_arg_reduction("lt"))
+RULES.rule(lax.argmax_p)(_arg_reduction("max"))
+RULES.rule(lax.argmin_p)(_arg_reduction("min"))
 
 
 # --- cumulative -----------------------------------------------------------------------------------------------------
-def _combine_logsumexp(dtype: Any, a: ir.Expr, b: ir.Expr) -> ir.Expr:
-    top = scalar_op("max", dtype, a, b)
-    safe = scalar_op("select", dtype, scalar_op("is_finite", np.bool_, top), top, ir.Const(jnp.dtype(dtype), 0.0))
-    total = scalar_op("add", dtype, *(scalar_op("exp", dtype, scalar_op("sub", dtype, v, safe)) for v in (a, b)))
-    return scalar_op("add", dtype, scalar_op("log", dtype, total), safe)
+def _cumulative(name: str) -> Callable:
+    """Running results; narrow floats are accumulated in f32, as in reductions."""
 
-
-def _cumulative(combine: Callable[[Any, ir.Expr, ir.Expr], ir.Expr]) -> Callable:
     def rule(ctx: Lowering, eqn, x: Lazy) -> Lazy:
         axis, backwards = eqn.params["axis"], eqn.params["reverse"]
-        n = x.shape[axis]
-        out = ir.temp(x.shape, x.dtype, "cum")
-        if 0 in x.shape:
-            return of_buffer(out)
-        before, after = x.shape[:axis], x.shape[axis + 1 :]
+        n, before, after = x.shape[axis], x.shape[:axis], x.shape[axis + 1 :]
+        wide = jnp.dtype(jnp.float32) if is_narrow_float(x.dtype) else x.dtype
+        out = ir.temp(x.shape, wide, "cum")
 
-        def line(outer):
-            def at(r):
-                return ir.add(ir.mul(r, -1), n - 1) if backwards else r
+        def place(outer, r, inner):
+            return (*outer, ir.add(ir.mul(r, -1), n - 1) if backwards else r, *inner)
 
-            def first(inner):
-                place = (*outer, at(ir.index(0)), *inner)
-                ctx.emit(ir.Store(out, place, x.at(place)))
+        def along(outer):
+            r = ir.new_var("r") if n > 1 else ir.index(0)
+            index = place(outer, r, tuple(ir.index(0) for _ in after))
+            value = convert(x.at(index), wide)
+            if isinstance(r, ir.Var):
+                ctx.emit(ir.Scan(name, r, n, _before_all(name, wide), out, index, value, ctx.here))
+            else:
+                ctx.emit(ir.Store(out, index, value))
 
-            def following(r):
+        def across(outer):
+            """Row by row: each is the one before it, combined with the row of x."""
+
+            def row(r, last=None):
                 def one(inner):
-                    place, last = (*outer, at(ir.add(r, 1)), *inner), (*outer, at(r), *inner)
-                    value = combine(x.dtype, ir.Load(x.dtype, out, last), x.at(place))
-                    ctx.emit(ir.Store(out, place, value))
+                    value = convert(x.at(place(outer, r, inner)), wide)
+                    if last is not None:
+                        value = op(name, wide, ir.Load(wide, out, place(outer, last, inner)), value)
+                    ctx.emit(ir.Store(out, place(outer, r, inner), value))
 
-                return one
+                ctx.loops(after, one)
 
-            ctx.loops(after, first)
+            row(ir.index(0))
             if n > 1:
                 r = ir.new_var("r")
                 with ctx.nested() as body:
-                    ctx.loops(after, following(r))
-                ctx.emit(ir.For(r, n - 1, tuple(body), ordered=True))
+                    row(ir.add(r, 1), r)
+                ctx.emit(ir.For(r, n - 1, tuple(body), ordered=True, where=ctx.here))
 
-        ctx.loops(before, line)
-        return of_buffer(out)
+        if 0 not in x.shape:
+            ctx.loops(before, along if all(m == 1 for m in after) else across)
+        result = of_buffer(out)
+        if wide == x.dtype:
+            return result
+        return derived(x.shape, x.dtype, [result], lambda index: convert(result.at(index), x.dtype), 1)
 
     return rule
+
+
+def _before_all(name: str, dtype: Any) -> Any:
+    """What changes nothing when combined with a value, not even the sign of a zero."""
+    if name == "logaddexp":
+        return -np.inf
+    return -0.0 if name == "add" and jnp.issubdtype(dtype, jnp.floating) else identity(name, dtype)
 
 
 for _primitive, _name in {
@@ -206,9 +207,9 @@ for _primitive, _name in {
     lax.cumprod_p: "mul",
     lax.cummax_p: "max",
     lax.cummin_p: "min",
+    lax.cumlogsumexp_p: "logaddexp",
 }.items():
-    RULES.rule(_primitive)(_cumulative(lambda dtype, a, b, name=_name: scalar_op(name, dtype, a, b)))
-RULES.rule(lax.cumlogsumexp_p)(_cumulative(_combine_logsumexp))
+    RULES.rule(_primitive)(_cumulative(_name))
 
 
 # --- sorting --------------------------------------------------------------------------------------------------------
@@ -234,12 +235,61 @@ def _sort(ctx: Lowering, eqn, *values: Lazy) -> list[Lazy]:
 
 @RULES.rule(lax.top_k_p)
 def _top_k(ctx: Lowering, eqn, x: Lazy) -> list[Lazy]:
-    axis = eqn.params.get("axis", -1) % len(x.shape)
+    axis, k = eqn.params.get("axis", -1) % len(x.shape), eqn.params["k"]
+    if 0 < k <= _FEW and x.size and (is_narrow_float(x.dtype) or x.dtype in _KEYED):
+        return _top_few(ctx, x, axis, k)
     numbers = Lazy(x.shape, np.int32, lambda index: from_index(index[axis], np.int32), cost=1)
     sorted_values, where = sort_rows(ctx, [x, numbers], axis, 1, descending=True)
 
     def head(v: Lazy) -> Lazy:
-        shape = [eqn.params["k"] if d == axis else n for d, n in enumerate(x.shape)]
+        shape = [k if d == axis else n for d, n in enumerate(x.shape)]
         return derived(shape, v.dtype, [v], v.at)
 
     return [head(sorted_values), head(where)]
+
+
+_FEW = 16  # up to so many elements are found one after the other instead of sorting all
+_KEYED = tuple(map(jnp.dtype, (jnp.float32, jnp.int8, jnp.uint8, jnp.int16, jnp.uint16)))
+_INT32 = jnp.dtype(jnp.int32)
+
+
+def _key(e: ir.Expr) -> ir.Expr:
+    """An int32 above the lowest one, in the order of the values: zeros are equal, NaN is above everything."""
+    if not jnp.issubdtype(e.dtype, jnp.floating):
+        return convert(e, _INT32)
+    value = convert(e, jnp.float32)
+    zero = ir.Const(jnp.dtype(jnp.float32), 0.0)
+    bits = op("bitcast", _INT32, op("add", jnp.float32, value, zero))  # -0 + 0 is 0
+    flipped = op("xor", _INT32, bits, ir.Const(_INT32, 0x7FFFFFFF))  # negative numbers: the larger, the smaller
+    negative = op("lt", np.bool_, bits, ir.Const(_INT32, 0))
+    key = op("select", _INT32, negative, flipped, bits)
+    return op("select", _INT32, op("ne", np.bool_, value, value), ir.Const(_INT32, 2**31 - 1), key)
+
+
+def _top_few(ctx: Lowering, x: Lazy, axis: int, k: int) -> list[Lazy]:
+    """The largest of each row, k times, each time without those found before; the first of equals."""
+    order = [*(d for d in range(len(x.shape)) if d != axis), axis]
+    rows = transpose(x, order)
+    ctx.keep(rows)
+    (*outer, n), lowest = rows.shape, ir.Const(_INT32, -(2**31))
+    keys = ir.temp(rows.shape, _INT32, "keys")
+    best, values, where = ir.temp(outer, _INT32, "best"), ir.temp((*outer, k), x.dtype), ir.temp((*outer, k), _INT32)
+    ctx.fill(keys, derived(rows.shape, _INT32, [rows], lambda index: _key(rows.at(index)), 5))
+
+    def one(index):
+        t, r, s = ir.new_var(), ir.new_var("r"), ir.new_var("r")
+        top, last = ir.Load(_INT32, best, index), ir.Const(_INT32, n - 1)
+        found = op("eq", np.bool_, ir.Load(_INT32, keys, (*index, s)), top)
+        first = op("select", _INT32, found, from_index(s, np.int32), last)
+        place = as_index(ir.Load(_INT32, where, (*index, t)))
+        body = (
+            ir.Store(best, index, ir.Reduce(_INT32, "max", r, n, lowest.value, ir.Load(_INT32, keys, (*index, r)))),
+            ir.Store(where, (*index, t), ir.Reduce(_INT32, "min", s, n, 2**31 - 1, first)),
+            ir.Store(values, (*index, t), rows.at((*index, place))),
+            ir.Store(keys, (*index, place), lowest),
+        )
+        ctx.emit(ir.For(t, k, body, ordered=True, where=ctx.here))
+
+    ctx.loops(outer, one)
+    inverse = [int(i) for i in np.argsort(order)]
+    return [transpose(of_buffer(b), inverse) for b in (values, where)]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.compiler.cpu import ir
 from palladion.compiler.cpu.lower.elementwise import scalar_op
 from palladion.compiler.cpu.lower.values import (
@@ -32,8 +32,9 @@ from palladion.compiler.cpu.lower.values import (
     of_const,
     op,
 )
+from palladion.errors import count_of
 from palladion.language import ops
-from palladion.language.dtypes import unwritten
+from palladion.language.dtypes import element_bits, unwritten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,7 @@ class _View:
       affine: set while the view is strided.
       pieces: how many elements of the buffer, one row below the other, make one of the view (a bitcast to a wider
         type).
+      memories: of the arrays of indices that `place` reads.
     """
 
     buf: ir.Buf
@@ -66,6 +68,7 @@ class _View:
     place: Callable[[Index], Index]
     affine: Affine | None
     pieces: int = 1
+    memories: frozenset = frozenset()
 
     def piece(self, index: Index, k: int) -> Index:
         """The place of the k-th element of the buffer that makes an element of the view."""
@@ -84,13 +87,13 @@ class _View:
             for k in range(self.pieces):
                 e = ir.Load(self.buf.dtype, self.buf, self.piece(index, k))
                 e = op("convert", wide, op("bitcast", narrow, e))
-                e = op("shift_left", wide, e, ir.Const(wide, k * narrow.itemsize * 8))
+                e = op("shift_left", wide, e, ir.Const(wide, k * element_bits(narrow)))
                 total = e if total is None else op("or", wide, total, e)
             assert total is not None
             return op("bitcast", self.dtype, total)
 
         affine = None if cast or self.pieces > 1 else self.affine
-        return Lazy(self.shape, self.dtype, at, memories=frozenset([self.buf.memory]), cost=1, affine=affine)
+        return Lazy(self.shape, self.dtype, at, memories=self.memories | {self.buf.memory}, cost=1, affine=affine)
 
 
 def _whole(ref: Ref) -> _View:
@@ -113,28 +116,29 @@ def _step(ctx: Lowering, eqn, ref: Ref, v: _View, transform: Any) -> _View:
             inverse = [int(i) for i in np.argsort(perm)]
             affine = v.affine and Affine(v.buf, v.affine.base, tuple(v.affine.strides[p] for p in perm))
             place = lambda index: v.place(tuple(index[i] for i in inverse))
-            return _View(v.buf, tuple(v.shape[p] for p in perm), v.dtype, place, affine)
+            return dataclasses.replace(v, shape=tuple(v.shape[p] for p in perm), place=place, affine=affine)
         case jaxlink.ReshapeTransform():
             return _reshaped(v, tuple(transform.shape))
-        case jaxlink.BitcastTransform() if jnp.dtype(transform.dtype).itemsize == jnp.dtype(v.dtype).itemsize:
+        case jaxlink.BitcastTransform() if element_bits(transform.dtype) == element_bits(v.dtype):
             return dataclasses.replace(v, dtype=jnp.dtype(transform.dtype))
         case jaxlink.BitcastTransform() if v.dtype == v.buf.dtype and v.pieces == 1:
-            return _recast(v, jnp.dtype(transform.dtype))
+            if element_bits(transform.dtype) >= 8:  # halves of a byte have no place of their own
+                return _recast(v, jnp.dtype(transform.dtype))
     raise RULES.unsupported(eqn)
 
 
 def _unsigned(dtype: Any) -> Any:
-    return jnp.dtype(f"uint{jnp.dtype(dtype).itemsize * 8}")
+    return jnp.dtype(f"uint{element_bits(dtype)}")
 
 
 def _recast(v: _View, dtype: Any) -> _View:
     """Elements of another width, with the second-to-last dimension scaled (Pallas:TPU's rule)."""
     buf = v.buf
-    old, new = buf.dtype.itemsize, dtype.itemsize
+    old, new = element_bits(buf.dtype), element_bits(dtype)
     if new > old:
         ratio = new // old
         shape = (*v.shape[:-2], v.shape[-2] // ratio, v.shape[-1])
-        return _View(buf, shape, dtype, v.place, None, ratio)
+        return dataclasses.replace(v, shape=shape, dtype=dtype, affine=None, pieces=ratio)
     ratio = old // new
     # The same bytes as rows of `ratio` parts; a part is the innermost step in memory.
     *outer, rows, columns = buf.strides
@@ -148,7 +152,8 @@ def _recast(v: _View, dtype: Any) -> _View:
         at = v.place((*index[:-2], _divide("div", row, ratio), index[-1]))
         return (*at[:-1], _divide("rem", row, ratio), at[-1])
 
-    return _View(parts, (*v.shape[:-2], v.shape[-2] * ratio, v.shape[-1]), dtype, place, None)
+    shape = (*v.shape[:-2], v.shape[-2] * ratio, v.shape[-1])
+    return _View(parts, shape, dtype, place, None, memories=v.memories)
 
 
 def _reshaped(v: _View, shape: tuple[int, ...]) -> _View:
@@ -167,7 +172,7 @@ def _reshaped(v: _View, shape: tuple[int, ...]) -> _View:
 
     contiguous = v.affine is not None and v.affine.strides == ir.row_major(old)
     affine = Affine(v.buf, v.affine.base, ir.row_major(shape)) if contiguous and v.affine else None
-    return _View(v.buf, shape, v.dtype, place, affine)
+    return dataclasses.replace(v, shape=shape, place=place, affine=affine)
 
 
 def _divide(name: str, e: ir.Expr, by: int) -> ir.Expr:
@@ -177,18 +182,21 @@ def _divide(name: str, e: ir.Expr, by: int) -> ir.Expr:
 
 
 def _indexed(ctx: Lowering, eqn, ref: Ref, v: _View, indexer: Any) -> _View:
-    arrays = indexer.int_indexer_shape != ()
+    arrays, memories = indexer.int_indexer_shape != (), v.memories
     picks: list[tuple[str, Any, int, int]] = []  # kind, start or array, size, stride
     for d, (i, n) in enumerate(zip(indexer.indices, indexer.shape)):
         if isinstance(i, jaxlink.Slice):
             size: Any = i.size  # static: run-time sizes are refused while tracing
-            last = (size - 1) * i.stride
-            picks.append(("slice", _start(ctx, eqn, ref, i.start, d, n, last), size, i.stride))
+            picks.append(("slice", _start(ctx, eqn, ref, i.start, d, n, i), size, i.stride))
         elif arrays:
-            _check(ctx, eqn, ref, i, d, n, 0)
-            picks.append(("array", ctx.keep(i) if isinstance(i, Lazy) else of_const(i, np.int32), n, 1))
+            _check(ctx, eqn, ref, i, d, n)
+            rows = ctx.keep(i) if isinstance(i, Lazy) else of_const(i, np.int32)
+            if v.buf.memory in rows.memories:  # a Ref indexed by what it holds itself
+                ctx.materialise(rows, copy=True)
+            memories |= rows.memories
+            picks.append(("array", rows, n, 1))
         else:
-            picks.append(("scalar", _start(ctx, eqn, ref, i, d, n, 0), 1, 1))
+            picks.append(("scalar", _start(ctx, eqn, ref, i, d, n), 1, 1))
     shape = tuple(indexer.get_indexer_shape())
     kinds = [k for k, *_ in picks]
     n_array = len(indexer.int_indexer_shape)
@@ -214,7 +222,7 @@ def _indexed(ctx: Lowering, eqn, ref: Ref, v: _View, indexer: Any) -> _View:
         base = tuple(ir.add(b, start) for b, (_, start, _, _) in zip(v.affine.base, picks))
         strides = [s * stride for s, (k, _, _, stride) in zip(v.affine.strides, picks) if k == "slice"]
         affine = Affine(v.buf, base, tuple(strides))
-    return _View(v.buf, shape, v.dtype, place, affine)
+    return dataclasses.replace(v, shape=shape, place=place, affine=affine, memories=memories)
 
 
 def _wrapped(e: ir.Expr, n: int) -> ir.Expr:
@@ -225,33 +233,53 @@ def _wrapped(e: ir.Expr, n: int) -> ir.Expr:
     return ir.Op(ir.INDEX, "select", (negative, ir.add(e, n), e))
 
 
-def _start(ctx: Lowering, eqn, ref: Ref, start: Any, d: int, n: int, last: int) -> ir.Expr:
+def _start(ctx: Lowering, eqn, ref: Ref, start: Any, d: int, n: int, span: Any = None) -> ir.Expr:
+    last = 0 if span is None else (span.size - 1) * span.stride
     if not isinstance(start, Lazy):
         return ir.index(int(start) + n * (int(start) < 0))
-    _check(ctx, eqn, ref, start, d, n, last)
+    _check(ctx, eqn, ref, start, d, n, span)
     e = as_index(ctx.scalar(start))
     return clamp_index(_wrapped(e, n), 0, max(n - 1 - last, 0))
 
 
-def _check(ctx: Lowering, eqn, ref: Ref, start: Any, d: int, n: int, last: int) -> None:
+def _check(ctx: Lowering, eqn, ref: Ref, start: Any, d: int, n: int, span: Any = None) -> None:
+    """Under `enable_debug_checks`: stop where an index, or all that a slice starts at, runs past a dimension."""
     if not ctx.checks or not isinstance(start, Lazy):
         return
     from palladion.compiler.cpu.lower.host import check
-
-    size = f" (span {last + 1})" if last else ""
-    message = f"An index{size} runs past dimension {d} of {ref.label}, which has {n} elements."
-
-    def fits(e):
-        low = scalar_op("ge", np.bool_, e, ir.Const(e.dtype, 0 if last else -n))
-        return op("and", np.bool_, low, scalar_op("lt", np.bool_, e, ir.Const(e.dtype, n - last)))
-
     from palladion.compiler.cpu.lower.reduce import reduce_axes
 
-    inside = Lazy(
-        start.shape, np.bool_, lambda index: fits(start.at(index)), memories=start.memories, cost=start.cost + 2
+    last = 0 if span is None else (span.size - 1) * span.stride
+    stride = f", stride={span.stride}" if span is not None and span.stride != 1 else ""
+    what = "Index {}" if span is None else f"pl.ds(start={{}}, size={span.size}{stride})"
+    message = f"{what} runs past dimension {d} of {_braced(ref.label)}, which has {count_of(n, 'element')}."
+    ctx.keep(start)
+    low, high = (
+        reduce_axes(ctx, name, start, range(len(start.shape)), start.dtype) if start.shape else start
+        for name in ("min", "max")
     )
-    ok = reduce_axes(ctx, "and", inside, range(len(start.shape)), np.bool_) if start.shape else inside
-    check(ctx, ok, message, jaxlink.location_of(eqn))
+    first = ir.Const(start.dtype, -n if span is None and jnp.issubdtype(start.dtype, jnp.signedinteger) else 0)
+
+    def past(name: str, x: Lazy, bound: ir.Const) -> ir.Expr:
+        return scalar_op(name, np.bool_, x.at(()), bound)
+
+    def fits(_: Index) -> ir.Expr:
+        return op("and", np.bool_, past("ge", low, first), past("lt", high, _limit(start.dtype, n - last)))
+
+    def worst(_: Index) -> ir.Expr:
+        return op("select", start.dtype, past("lt", low, first), low.at(()), high.at(()))
+
+    memories = low.memories | high.memories
+    ok = Lazy((), np.bool_, fits, memories=memories, cost=2)
+    check(ctx, ok, message, locations.location_of(eqn), Lazy((), start.dtype, worst, memories=memories, cost=2))
+
+
+def _limit(dtype: Any, n: int) -> ir.Const:
+    return ir.Const(dtype, min(n, jnp.iinfo(dtype).max))
+
+
+def _braced(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _transforms(eqn, flat: Sequence[Any]) -> Sequence[Any]:
@@ -279,13 +307,13 @@ def store(ctx: Lowering, view: _View, new: Lazy) -> None:
     """Write a value to a view."""
     if view.pieces > 1:
         wide, narrow = _unsigned(view.dtype), _unsigned(view.buf.dtype)
-        ctx.before_write(view.buf, new)
+        ctx.before_write(view.buf)
         ctx.materialise(new, copy=view.buf.memory in new.memories)
 
         def one(index):
             bits = op("bitcast", wide, new.at(index))
             for k in range(view.pieces):
-                part = op("shift_right_logical", wide, bits, ir.Const(wide, k * narrow.itemsize * 8))
+                part = op("shift_right_logical", wide, bits, ir.Const(wide, k * element_bits(narrow)))
                 part = op("bitcast", view.buf.dtype, op("convert", narrow, part))
                 ctx.emit(ir.Store(view.buf, view.piece(index, k), part))
 
@@ -308,7 +336,7 @@ def _addupdate(ctx: Lowering, eqn, ref: Ref, new: Lazy, *flat) -> list:
     cast = jnp.dtype(view.dtype) != view.buf.dtype
     if cast:
         raise RULES.unsupported(eqn)
-    ctx.before_write(view.buf, new)
+    ctx.before_write(view.buf)
     if view.buf.memory in new.memories:
         ctx.materialise(new, copy=True)
     name = "or" if new.dtype == np.bool_ else "add"

@@ -24,6 +24,7 @@ from palladion.rules import RuleTable
 RULES = RuleTable("native CPU")
 
 Index = tuple[ir.Expr, ...]
+_CALLS = {jaxlink.jit_p, jaxlink.remat_p, jaxlink.custom_jvp_call_p, jaxlink.custom_vjp_call_p}
 EXPENSIVE = 4  # from this cost on, a value that is used more than once is kept
 
 
@@ -160,6 +161,7 @@ class Lowering:
         self.sites: list[Any] = []
         self.wanted: list[bool] = []  # which results of the current equation are used
         self.block: list[ir.Stmt] = []
+        self.here: tuple[Any, ...] = ()  # the equation that is being lowered, for reports
         self._frames: list[dict[Any, Any]] = []
 
     # --- emitting -------------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class Lowering:
             body(tuple(ir.index(0) if n == 1 else v for v, n in zip(variables, shape)))
         stmts = tuple(inner)
         for v, n in reversed(list(zip(variables, shape))):
-            stmts = stmts if n == 1 else (ir.For(v, n, stmts),)
+            stmts = stmts if n == 1 else (ir.For(v, n, stmts, where=self.here),)
         for s in stmts:
             self.emit(s)
 
@@ -233,16 +235,16 @@ class Lowering:
         ]
 
     # --- what a store disturbs -------------------------------------------------------------------------------------
-    def before_write(self, buf: ir.Buf, *spared: Lazy) -> None:
-        """Compute every pending value that still reads this memory, but for those that the store itself consumes."""
+    def before_write(self, buf: ir.Buf) -> None:
+        """Compute every pending value that reads this memory and is used later (a store's own operand may be)."""
         for frame in self._frames:
             for value in list(frame.values()):
-                if isinstance(value, Lazy) and value not in spared and buf.memory in value.memories:
+                if isinstance(value, Lazy) and buf.memory in value.memories:
                     self.materialise(value, "kept", copy=True)
 
     def store(self, buf: ir.Buf, shape: Sequence[int], place: Callable[[Index], Index], value: Lazy) -> None:
         """Store `value` of `shape` at `place(index)` of a buffer."""
-        self.before_write(buf, value)
+        self.before_write(buf)
         if buf.memory in value.memories:
             probe = tuple(ir.index(0) if n == 1 else ir.new_var() for n in shape)
             if not _reads_only_at(value.at(probe), buf, place(probe)):
@@ -260,8 +262,11 @@ class Lowering:
         skipped = {k for get, _, add in sums.values() for k in (get, add)}
         products = {product: k for k, (_, product, _) in sums.items()}
         waiting: dict[int, Any] = {}
+        outside = self.here  # a function under jit was perhaps traced for another kernel: its lines are not this one's
+        inside_call = bool(outside) and outside[0].primitive in _CALLS
         try:
             for number, eqn in enumerate(jaxpr.eqns):
+                self.here = outside if inside_call else (eqn,)
                 rule = RULES.get(eqn.primitive)
                 if rule is None:
                     raise RULES.unsupported(eqn)
@@ -291,6 +296,7 @@ class Lowering:
             return [_read(frame, a) for a in jaxpr.outvars]
         finally:
             self._frames.pop()
+            self.here = outside
 
 
 # How `ref[...] += dot(…)` is found and emitted; dot.py fills it in, as it stands on this module.

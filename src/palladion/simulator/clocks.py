@@ -1,0 +1,161 @@
+"""Happens-before, as vector clocks with views.
+
+Whoever accesses memory has a *component*: a core, a warpgroup, a copy in flight. Its accesses are stamped with
+(component, epoch), and an epoch ends whenever something is published. A clock says, for each component, up to which
+epoch its accesses are known to have happened. An access that is not known to the next one that touches the same
+element, one of the two being a write, is a race.
+
+A machine may have several *views* of memory. The NVIDIA memory model calls them proxies (PTX manual, "Memory
+consistency model", Proxies): what a thread wrote through the generic proxy is not there for a copy through the
+async proxy until a proxy fence. So a clock is a matrix, a row for each view. An access through view v is checked
+against row v; a fence lets one row know what another knows; ordinary synchronisation joins clocks row by row. A TPU
+has one view.
+
+Components of short-lived operations are recycled: an operation may take the component of an earlier one that its
+issuer knows to be complete, since whoever knows the later one then knows the earlier one as well.
+
+Sources: Lamport 1978; Mattern 1989; FastTrack (Flanagan and Freund 2009), whose last-access epochs `memory.py` keeps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+TIME_BITS, SITE_BITS = 32, 17  # of a stamp; 14 bits are left for the component
+MAX_COMPONENTS = 1 << (63 - TIME_BITS - SITE_BITS)
+_TIME = (1 << TIME_BITS) - 1
+_SITE = (1 << SITE_BITS) - 1
+
+
+def stamp(component: int, epoch: int, site: int) -> int:
+    """An access in one int64: who, when, and which line of the program (a number of the engine's table). Never 0."""
+    return (component << (TIME_BITS + SITE_BITS)) | ((site & _SITE) << TIME_BITS) | epoch
+
+
+def component_of(stamps):
+    """The component of a stamp, or of an array of them."""
+    return stamps >> (TIME_BITS + SITE_BITS)
+
+
+def epoch_of(stamps):
+    """The epoch of a stamp, or of an array of them."""
+    return stamps & _TIME
+
+
+def site_of(stamps):
+    """The site of a stamp, or of an array of them."""
+    return (stamps >> TIME_BITS) & _SITE
+
+
+class Clock:
+    """What is known of every component's accesses, in each view: an int64 matrix (views, components)."""
+
+    __slots__ = ("known",)
+
+    def __init__(self, views: int, components: int) -> None:
+        self.known = np.zeros((views, components), np.int64)
+
+    def copy(self) -> Clock:
+        other = object.__new__(Clock)
+        other.known = self.known.copy()
+        return other
+
+    def join(self, other: Clock) -> None:
+        """Know also what `other` knows."""
+        mine, theirs = self.known, other.known
+        if mine.shape[1] < theirs.shape[1]:
+            self.grow(theirs.shape[1])
+            mine = self.known
+        part = mine[:, : theirs.shape[1]]
+        np.maximum(part, theirs, out=part)
+
+    def grow(self, components: int) -> None:
+        """Make room for more components, of which nothing is known."""
+        missing = components - self.known.shape[1]
+        if missing > 0:
+            self.known = np.pad(self.known, ((0, 0), (0, missing)))
+
+    def knows(self, view: int, stamps) -> bool:
+        """Whether all of these accesses (one stamp, or an array; 0 is none) are known in a view."""
+        row = self.known[view]
+        who = component_of(stamps)
+        if isinstance(who, (int, np.integer)):
+            return bool(epoch_of(stamps) <= row[who]) if who < len(row) else epoch_of(stamps) == 0
+        if len(row) <= int(who.max(initial=0)):
+            self.grow(int(who.max()) + 1)
+            row = self.known[view]
+        return bool((epoch_of(stamps) <= row[who]).all())
+
+    def unknown(self, view: int, stamps: np.ndarray) -> np.ndarray:
+        """Which of these accesses are not known: a boolean array."""
+        who = component_of(stamps)
+        if stamps.size:
+            self.grow(int(who.max()) + 1)
+        return epoch_of(stamps) > self.known[view][who]
+
+
+class Actor:
+    """A component with a clock: what accesses memory and synchronises.
+
+    Attributes:
+      name: for messages and the timeline.
+      component: its number. epoch: of its accesses now. home: the view that its accesses go through.
+      clock: what it knows, itself included.
+    """
+
+    __slots__ = ("clock", "component", "epoch", "home", "name")
+
+    def __init__(self, name: str, component: int, clock: Clock, home: int = 0) -> None:
+        self.name, self.component, self.clock, self.home = name, component, clock, home
+        clock.grow(component + 1)
+        self.epoch = int(clock.known[:, component].max()) + 1
+        clock.known[home, component] = self.epoch
+
+    def publish(self) -> Clock:
+        """A copy of the clock for others to join; accesses made after this are not in it."""
+        snapshot = self.clock.copy()
+        self._next_epoch()
+        return snapshot
+
+    def complete(self) -> Clock:
+        """The clock of a finished operation: whoever waits for it sees its accesses in every view."""
+        self.clock.known[:, self.component] = self.epoch
+        return self.clock
+
+    def fence(self, source: int, target: int) -> None:
+        """Let view `target` know what view `source` knows (a proxy fence)."""
+        known = self.clock.known
+        np.maximum(known[target], known[source], out=known[target])
+        self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        self.epoch += 1
+        self.clock.known[self.home, self.component] = self.epoch
+
+
+class Registry:
+    """Hands out components, and takes those of finished operations back."""
+
+    def __init__(self, views: int = 1) -> None:
+        self.views, self.count = views, 0
+        self._finished: list[tuple[int, int]] = []  # (component, last epoch), oldest first
+
+    def actor(self, name: str, clock: Clock | None = None, home: int = 0) -> Actor:
+        """A new lasting actor; `clock`: what it knows to begin with."""
+        self.count += 1
+        if self.count >= MAX_COMPONENTS:
+            raise RuntimeError(f"more than {MAX_COMPONENTS} agents and operations at once")
+        return Actor(name, self.count, clock or Clock(self.views, self.count + 1), home)
+
+    def operation(self, name: str, issuer: Actor, home: int = 0) -> Actor:
+        """An actor for an operation that `issuer` starts now: it knows what the issuer knows."""
+        clock = issuer.publish()
+        for k, (component, epoch) in enumerate(self._finished[:16]):
+            if component < clock.known.shape[1] and clock.known[:, component].min() >= epoch:
+                del self._finished[k]
+                return Actor(name, component, clock, home)
+        return self.actor(name, clock, home)
+
+    def finish(self, operation: Actor) -> None:
+        """An operation is complete: another may take its component."""
+        self._finished.append((operation.component, operation.epoch))

@@ -1,0 +1,305 @@
+"""The engine under the simulated machines: agents, a deterministic scheduler, operations in flight, deadlocks.
+
+A software agent (a TPU core, a Pallas thread of a GPU) is a greenlet that runs until it must wait. An operation (a
+DMA, a TMA copy, a matrix product in flight) is started by an agent and completes later, when the schedule says so: its
+effects on memory happen at its completion, and whoever waits for it learns of them. A schedule is
+
+    "eager"     an operation completes at once
+    "lazy"      it completes when somebody waits for what it signals, or when nobody can go on otherwise
+    an int      a seed: agents and completions in an order drawn at random, the same for the same seed
+
+One agent runs at a time, and switches happen only in `wait` and `pause`, so that a run repeats exactly.
+
+A `Counter` is what semaphores and barriers are made of: tokens that carry the clock of whoever put them there. Taking
+tokens joins these clocks, oldest first; that is how happens-before follows synchronisation and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import greenlet
+import numpy as np
+
+from palladion.simulator.clocks import Actor, Clock, Registry, component_of, epoch_of, site_of
+
+
+class Counter:
+    """A count with the clocks of those who raised it.
+
+    Attributes:
+      label: how messages call it. value: the count.
+      tokens: (amount, clock, time) of increments not yet taken, oldest first.
+    """
+
+    __slots__ = ("label", "last_signal", "tokens", "value")
+
+    def __init__(self, label: str) -> None:
+        self.label, self.value, self.last_signal = label, 0, None
+        self.tokens: list[tuple[int, Clock | None, float]] = []
+
+    def add(self, amount: int, clock: Clock | None, time: float = 0.0, where: Any = None) -> None:
+        """Raise the count."""
+        self.value += amount
+        self.last_signal = where
+        self.tokens.append((amount, clock, time))
+
+    def take(self, amount: int, actor: Actor | None) -> float:
+        """Lower the count and learn what those knew who raised it; the time of the latest of them."""
+        self.value -= amount
+        latest = 0.0
+        while amount > 0:
+            have, clock, time = self.tokens[0]
+            if actor is not None and clock is not None:
+                actor.clock.join(clock)
+            latest = max(latest, time)
+            if have > amount:
+                self.tokens[0] = (have - amount, clock, time)
+                break
+            del self.tokens[0]
+            amount -= have
+        return latest
+
+    def look(self, amount: int, actor: Actor | None) -> float:
+        """As `take`, but the count stays."""
+        tokens, value = list(self.tokens), self.value
+        latest = self.take(amount, actor)
+        self.tokens, self.value = tokens, value
+        return latest
+
+
+class Agent:
+    """A software agent.
+
+    Attributes:
+      name: for messages. actor: its component and clock. time: its simulated time in seconds.
+      place: what the machine knows it by (device, core, grid point …).
+      waits: what it waits for now, a function giving a sentence, or None.
+    """
+
+    __slots__ = ("actor", "done", "greenlet", "name", "place", "ready", "time", "waits", "wanted")
+
+    def __init__(self, name: str, actor: Actor, place: Any) -> None:
+        self.name, self.actor, self.place = name, actor, place
+        self.time = 0.0
+        self.greenlet: Any = None
+        self.ready: Callable[[], bool] | None = None
+        self.waits: Callable[[], str] | None = None
+        self.wanted: Sequence[Counter] = ()
+        self.done = False
+
+
+@dataclasses.dataclass(slots=True)
+class Operation:
+    """Something in flight.
+
+    Attributes:
+      name: for messages. actor: its component and clock.
+      signals: the counters that its completion raises.
+      effect: what happens at its completion.
+      site: the line that started it. ends: when it completes, in simulated time.
+    """
+
+    name: str
+    actor: Actor | None
+    signals: tuple[Counter, ...]
+    effect: Callable[[], None]
+    site: int
+    ends: float = 0.0
+
+
+class Deadlock(Exception):
+    """Nobody can go on. `agents`: those that wait."""
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        super().__init__("; ".join(f"{a.name} waits for {a.waits() if a.waits else '?'}" for a in agents))
+        self.agents = tuple(agents)
+
+
+class Engine:
+    """Runs agents to their end.
+
+    Arguments:
+      schedule: "eager", "lazy" or a seed (see above).
+      views: of memory, that the machine's clocks have.
+      tracking: whether clocks are kept.
+    """
+
+    def __init__(self, schedule: str | int = "lazy", *, views: int = 1, tracking: bool = False) -> None:
+        self.schedule, self.tracking = schedule, tracking
+        self.random = random.Random(schedule) if isinstance(schedule, int) else None
+        self.registry = Registry(views)
+        self.agents: list[Agent] = []
+        self.flying: list[Operation] = []
+        self.sites: list[Any] = [None]  # what a site number stands for; site 0 is unknown
+        self.names: dict[int, list[tuple[int, str]]] = {}  # of components: (from epoch, name)
+        self.current: Agent | None = None
+        self._skip: Agent | None = None  # who has just let others go first
+
+    # --- who and where ----------------------------------------------------------------------------------------------
+    def site(self, of: Any) -> int:
+        """A number for a place in the program."""
+        self.sites.append(of)
+        return len(self.sites) - 1
+
+    def agent(self, name: str, place: Any, run: Callable[[Agent], None]) -> Agent:
+        """A new agent that will run `run(agent)`."""
+        actor = self.registry.actor(name)
+        self.names[actor.component] = [(0, name)]
+        agent = Agent(name, actor, place)
+        agent.greenlet = greenlet.greenlet(lambda: self._run(agent, run))
+        self.agents.append(agent)
+        return agent
+
+    def who(self, stamp: int) -> str:
+        """Whose access a stamp is."""
+        name = "somebody"
+        for first, owner in self.names.get(int(component_of(stamp)), ()):
+            if first <= epoch_of(stamp):
+                name = owner
+        return name
+
+    def place_of(self, stamp: int) -> Any:
+        """What the site of a stamp stands for (modulo the size of the field, which wraps after 131,072 sites)."""
+        site = int(site_of(stamp))
+        return self.sites[site] if site < len(self.sites) else None
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+    def start(
+        self,
+        agent: Agent,
+        name: str,
+        effect: Callable[[Actor | None], None],
+        signals: Sequence[tuple[Counter, int]],
+        *,
+        site: int = 0,
+        home: int = 0,
+        duration: float = 0.0,
+    ) -> Operation:
+        """Start an operation: at its completion `effect(actor)` runs, then each counter is raised by its amount."""
+        actor = None
+        if self.tracking:
+            actor = self.registry.operation(name, agent.actor, home)
+            self.names.setdefault(actor.component, []).append((actor.epoch, name))
+        ends = agent.time + duration
+
+        def complete() -> None:
+            effect(actor)
+            clock = None
+            if actor is not None:
+                clock = actor.complete()
+                self.registry.finish(actor)
+            for counter, amount in signals:
+                counter.add(amount, clock, ends, site)
+
+        operation = Operation(name, actor, tuple(c for c, _ in signals), complete, site, ends)
+        if self.schedule == "eager":
+            complete()
+        else:
+            self.flying.append(operation)
+        return operation
+
+    def complete(self, operation: Operation) -> None:
+        """Let an operation complete now."""
+        self.flying.remove(operation)
+        operation.effect()
+
+    def _complete_for(self, counters: Sequence[Counter]) -> bool:
+        """Complete one operation that raises one of these counters, the earliest; whether there was one."""
+        for operation in self.flying:
+            if any(c in counters for c in operation.signals):
+                self.complete(operation)
+                return True
+        return False
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+    def wait(
+        self, agent: Agent, ready: Callable[[], bool], wanted: Sequence[Counter], waits: Callable[[], str]
+    ) -> None:
+        """Return when `ready()`; meanwhile others run and operations complete.
+
+        Arguments:
+          wanted: the counters that it depends on.
+          waits: for messages, what is waited for.
+        """
+        if self.random is not None:
+            self.pause(agent)
+        while not ready():
+            if self.random is None and self._complete_for(wanted):
+                continue
+            agent.ready, agent.waits, agent.wanted = ready, waits, wanted
+            agent.greenlet.parent.switch()
+            agent.ready = agent.waits = None
+
+    def pause(self, agent: Agent) -> None:
+        """A point where another agent may go on, and operations may complete, if the schedule is drawn at random."""
+        if self.random is None:
+            return
+        while self.flying and self.random.random() < 0.5:
+            self.complete(self.random.choice(self.flying))
+        if len(self.agents) > 1:
+            agent.greenlet.parent.switch()
+
+    def yield_to_others(self, agent: Agent) -> None:
+        """Let every other agent that can go on do so once, and let one operation complete if nobody can."""
+        others = [a for a in self.agents if a is not agent and not a.done and (a.ready is None or a.ready())]
+        if not others:
+            if self.flying:
+                self.complete(self.flying[0])
+            return
+        self._skip = agent
+        agent.greenlet.parent.switch()
+
+    def settle(self, counters: Sequence[Counter]) -> None:
+        """Complete all operations that raise one of these counters."""
+        while self._complete_for(counters):
+            pass
+
+    # --- the scheduler ------------------------------------------------------------------------------------------------
+    def _run(self, agent: Agent, run: Callable[[Agent], None]) -> None:
+        with np.errstate(all="ignore"):
+            run(agent)
+        agent.done = True
+
+    def run(self) -> None:
+        """Run all agents to their end, and complete what is in flight.
+
+        Raises:
+          Deadlock: nobody can go on. Also what an agent raises; the other agents are then ended.
+        """
+        try:
+            while True:
+                runnable = [a for a in self.agents if not a.done and (a.ready is None or a.ready())]
+                if runnable:
+                    agent = self._choose(runnable)
+                    self.current = agent
+                    agent.greenlet.parent = greenlet.getcurrent()
+                    agent.greenlet.switch()
+                    continue
+                waiting = [a for a in self.agents if not a.done]
+                if self.flying and waiting:
+                    self.complete(self.flying[0] if self.random is None else self.random.choice(self.flying))
+                    continue
+                if waiting:
+                    raise Deadlock(waiting)
+                break
+        finally:
+            self._end()
+
+    def _choose(self, runnable: list[Agent]) -> Agent:
+        skip, self._skip = self._skip, None
+        if skip is not None and len(runnable) > 1:
+            runnable = [a for a in runnable if a is not skip]
+        if self.random is not None:
+            return self.random.choice(runnable)
+        if self.current in runnable:
+            return self.current
+        return runnable[0]
+
+    def _end(self) -> None:
+        for agent in self.agents:
+            if agent.greenlet and not agent.greenlet.dead:
+                agent.greenlet.throw(greenlet.GreenletExit)

@@ -1,0 +1,56 @@
+"""What a simulated run leaves behind, besides its results: findings, simulated time, memory, timeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from palladion.errors import Finding
+from palladion.simulator.timeline import Timeline
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulationReport:
+    """One kernel call on a simulated machine.
+
+    Attributes:
+      kernel: its name. machine: "simulated TPU".
+      findings: what was found; those that were raised are in it too.
+      schedules: how many schedules the call was run under.
+      seconds: simulated time, where it was kept (`trace`), else None.
+      vmem_bytes: the most VMEM that a core held, in whole tiles, where it was counted, else None.
+      timeline: where it was kept, else None.
+    """
+
+    kernel: str
+    machine: str
+    findings: tuple[Finding, ...]
+    schedules: int
+    seconds: float | None = None
+    vmem_bytes: int | None = None
+    timeline: Timeline | None = None
+
+    def __str__(self) -> str:
+        lines = [f"{self.kernel} on the {self.machine}: {len(self.findings) or 'no'} findings"]
+        lines += [f"  {f.kind}: {f.message}" for f in self.findings]
+        if self.seconds is not None:
+            lines.append(f"  simulated time: {self.seconds * 1e6:.2f} us")
+        if self.vmem_bytes is not None:
+            lines.append(f"  VMEM: {self.vmem_bytes / 1024:.1f} KiB")
+        return "\n".join(lines)
+
+
+_last: SimulationReport | None = None
+_lock = threading.Lock()
+
+
+def keep(report: SimulationReport) -> None:
+    """Make this the last report of the process."""
+    global _last
+    with _lock:
+        _last = report
+
+
+def last() -> SimulationReport | None:
+    """The report of the last simulated call of this process, on any thread; None before the first."""
+    return _last

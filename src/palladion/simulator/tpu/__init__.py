@@ -1,0 +1,1 @@
+"""The simulated TPU: `interpret=pltpu.InterpretParams(…)`."""
