@@ -240,9 +240,7 @@ def test_unknown_field_and_positional_use_are_refused():
 
 
 def test_simulator_params_print_as_in_jax():
-    ours = (
-        ", schedule=None, explore=0, uninitialized_reads='allow', chip=None, vmem_limit=None, trace=False)"
-    )
+    ours = ", schedule=None, explore=0, uninitialized_reads='allow', chip=None, vmem_limit=None, trace=False)"
     assert repr(pltpu.InterpretParams()) == (
         f"InterpretParams({SIMULATOR_DEFAULT}, dma_execution_mode='on_wait', random_seed=None, "
         f"grid_point_recorder=None, allow_hbm_allocation_in_run_scoped=False, buffer_bounds='logical'{ours}"

@@ -161,7 +161,7 @@ def test_collective_matmul(schedule):
         np.testing.assert_allclose(out[k * N : (k + 1) * N].reshape(N * 8, 128), want, atol=1e-4)
 
 
-# --- what can go wrong --------------------------------------------------------------------------------------------------
+# --- what can go wrong ----------------------------------------------------------------------------------------------
 def failing(kernel, scratch, words, shape=(8, 128), **params):
     with pytest.raises(jax.errors.JaxRuntimeError, match=words):
         on_mesh(call(kernel, shape, scratch, **params), normal(N * 8, 128))

@@ -88,17 +88,10 @@ def pallas_call(
     given = dict(grid=grid, in_specs=in_specs, out_specs=out_specs, scratch_shapes=scratch_shapes)
     refuse_foreign(grid_spec=grid_spec)
     setup = Setup.make(
-        kernel,
-        _grid_spec(grid_spec, given),
-        out_shape,
-        aliases=input_output_aliases,
-        debug=debug,
-        interpret=interpret,
-        name=name,
-        compiler_params=compiler_params,
-        cost_estimate=cost_estimate,
+        kernel, _grid_spec(grid_spec, given), out_shape, aliases=input_output_aliases, debug=debug,
+        interpret=interpret, name=name, compiler_params=compiler_params, cost_estimate=cost_estimate,
         metadata=metadata,
-    )
+    )  # fmt: skip
     return make_call(setup)
 
 

@@ -41,7 +41,7 @@ def _figure(timeline: Timeline, title: str | None) -> Any:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise ImportError(
-            "Drawing a timeline needs matplotlib: pip install 'palladion[report]'. Timeline.save writes JSON without it."
+            "Drawing a timeline needs matplotlib: pip install 'palladion[report]'. Timeline.save needs nothing."
         ) from error
     tracks = timeline.tracks()
     lanes = {track: k for k, track in enumerate(tracks)}

@@ -255,7 +255,9 @@ def evaluate(f: Callable[..., Any], *, allow_transpose: bool = True) -> Callable
         for eqn in graph.eqns:
             if eqn.primitive in (lax.scan_p, lax.while_p, lax.cond_p):
                 message = f"Primitive {eqn.primitive} not supported in a fused kernel."
-                raise mistake(NotImplementedError, message, where=locations.location_of(eqn), hint="unroll it in Python")
+                raise mistake(
+                    NotImplementedError, message, where=locations.location_of(eqn), hint="unroll it in Python"
+                )
             if eqn.primitive is lax.transpose_p and not allow_transpose:
                 raise mistake(ValueError, "Transpose not allowed.", where=locations.location_of(eqn))
         env = dict(zip(graph.constvars, graph.consts)) | dict(zip(graph.invars, flat))

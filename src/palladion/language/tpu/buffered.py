@@ -183,11 +183,7 @@ class BufferedRef:
             window_ref=memory_ref(space, (slots, *shape), jnp.dtype(getattr(dtype_or_type, "dtype", dtype_or_type)))
             if allocates
             else None,
-            copy_in_slot=None,
-            wait_in_slot=None,
-            copy_out_slot=None,
-            wait_out_slot=None,
-            next_fetch=None,
+            **dict.fromkeys(("copy_in_slot", "wait_in_slot", "copy_out_slot", "wait_out_slot", "next_fetch")),
             sem_recvs=sems if allocates and ins else None,
             sem_sends=sems if allocates and outs else None,
             tiling=tiling,

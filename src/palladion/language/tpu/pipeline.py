@@ -270,18 +270,10 @@ def emit_pipeline(
       TypeError, ValueError: the grid or, when the pipeline is called, its operands are not as described.
     """
     pipeline = _pipeline(
-        body,
-        grid,
-        in_specs,
-        out_specs,
-        tiling=tiling,
-        core_axis=core_axis,
-        core_axis_name=core_axis_name,
-        dimension_semantics=dimension_semantics,
-        trace_scopes=trace_scopes,
-        no_pipelining=no_pipelining,
+        body, grid, in_specs, out_specs, tiling=tiling, core_axis=core_axis, core_axis_name=core_axis_name,
+        dimension_semantics=dimension_semantics, trace_scopes=trace_scopes, no_pipelining=no_pipelining,
         explicit_indices=_explicit_indices,
-    )
+    )  # fmt: skip
     return pipeline.__call__
 
 
@@ -336,16 +328,8 @@ def emit_pipeline_with_async_prefetch(
       followed by a run of the pipeline with its buffers, which waits for it.
     """
     pipeline = _pipeline(
-        body,
-        grid,
-        in_specs,
-        out_specs,
-        tiling=tiling,
-        core_axis=core_axis,
-        core_axis_name=core_axis_name,
-        dimension_semantics=dimension_semantics,
-        trace_scopes=trace_scopes,
-        no_pipelining=no_pipelining,
+        body, grid, in_specs, out_specs, tiling=tiling, core_axis=core_axis, core_axis_name=core_axis_name,
+        dimension_semantics=dimension_semantics, trace_scopes=trace_scopes, no_pipelining=no_pipelining,
         explicit_indices=_explicit_indices,
-    )
+    )  # fmt: skip
     return pipeline.__call__, pipeline.prefetch
