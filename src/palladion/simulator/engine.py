@@ -26,20 +26,28 @@ import numpy as np
 
 from palladion.simulator.clocks import Actor, Clock, Registry, component_of, epoch_of, site_of
 
+MANY = 32  # tokens that a counter keeps apart
+
 
 class Counter:
     """A count with the clocks of those who raised it.
 
+    Whoever lowers it learns what is certain: if two copies raise one semaphore and half of that is waited for, either
+    may be the one that is done. For each component that is the least it can have learned, whichever tokens it took.
+
     Attributes:
-      label: how messages call it. value: the count.
-      tokens: (amount, clock, time) of increments not yet taken, oldest first.
+      label: how messages call it. value: the count. last_signal: where it was last raised.
+      tokens: (amount, clock, time) of increments, oldest first, until all of them are taken.
+      taken: how much of these tokens is taken.
+      coming: the operations in flight that will raise it: (amount, actor).
     """
 
-    __slots__ = ("label", "last_signal", "tokens", "value")
+    __slots__ = ("coming", "label", "last_signal", "taken", "tokens", "value")
 
     def __init__(self, label: str) -> None:
-        self.label, self.value, self.last_signal = label, 0, None
+        self.label, self.value, self.taken, self.last_signal = label, 0, 0, None
         self.tokens: list[tuple[int, Clock | None, float]] = []
+        self.coming: dict[int, tuple[int, Actor]] = {}
 
     def add(self, amount: int, clock: Clock | None, time: float = 0.0, where: Any = None) -> None:
         """Raise the count."""
@@ -49,26 +57,64 @@ class Counter:
 
     def take(self, amount: int, actor: Actor | None) -> float:
         """Lower the count and learn what those knew who raised it; the time of the latest of them."""
+        latest = self.look(amount, actor)
         self.value -= amount
-        latest = 0.0
-        while amount > 0:
-            have, clock, time = self.tokens[0]
-            if actor is not None and clock is not None:
-                actor.clock.join(clock)
-            latest = max(latest, time)
-            if have > amount:
-                self.tokens[0] = (have - amount, clock, time)
-                break
-            del self.tokens[0]
-            amount -= have
+        self.taken += amount
+        if not self.value and not self.coming:
+            self.tokens.clear()
+            self.taken = 0
+        elif actor is None or len(self.tokens) > MANY:
+            self._forget(actor)
         return latest
 
     def look(self, amount: int, actor: Actor | None) -> float:
         """As `take`, but the count stays."""
-        tokens, value = list(self.tokens), self.value
-        latest = self.take(amount, actor)
-        self.tokens, self.value = tokens, value
+        taken, latest = self.taken + amount, 0.0
+        if amount > 0 and actor is not None:
+            if taken == self.taken + self.value and not self.coming:
+                self._join_oldest(taken, actor)
+            elif len(self.tokens) + len(self.coming) > MANY:  # too many to tell what is certain
+                self._join_oldest(taken, actor)
+            else:
+                self._learn(taken, actor)
+        for have, _, time in self.tokens:
+            if taken <= 0:
+                break
+            latest = max(latest, time)
+            taken -= have
         return latest
+
+    def _join_oldest(self, taken: int, actor: Actor) -> None:
+        for have, clock, _ in self.tokens:
+            if taken <= 0:
+                break
+            if clock is not None:
+                actor.clock.join(clock)
+            taken -= have
+
+    def _learn(self, taken: int, actor: Actor) -> None:
+        """Learn what is known whichever of the tokens, those in flight among them, make up this amount."""
+        known = [(amount, clock.known) for amount, clock, _ in self.tokens if clock is not None and amount > 0]
+        known += [(amount, flying.clock.known) for amount, flying in self.coming.values()]
+        if not known:
+            return
+        clocks = np.zeros((len(known), len(actor.clock.known), max(k.shape[1] for _, k in known)), np.int64)
+        for row, (_, k) in zip(clocks, known):
+            row[:, : k.shape[1]] = k
+        order = np.argsort(clocks, 0, kind="stable")
+        amounts = np.cumsum(np.array([amount for amount, _ in known])[order], 0)
+        enough = np.argmax(amounts >= taken, 0)[None]
+        learned = object.__new__(Clock)
+        learned.known = np.take_along_axis(np.take_along_axis(clocks, order, 0), enough, 0)[0]
+        actor.clock.join(learned)
+
+    def _forget(self, actor: Actor | None) -> None:
+        """Give up the oldest tokens, as if they had been the ones taken."""
+        while self.tokens and self.taken >= self.tokens[0][0]:
+            amount, clock, _ = self.tokens.pop(0)
+            self.taken -= amount
+            if actor is not None and clock is not None:
+                actor.clock.join(clock)
 
 
 class Agent:
@@ -193,6 +239,7 @@ class Engine:
                 clock = actor.complete()
                 self.registry.finish(actor)
             for counter, amount in signals:
+                counter.coming.pop(id(operation), None)
                 counter.add(amount, clock, ends, site)
 
         operation = Operation(name, actor, tuple(c for c, _ in signals), complete, site, ends)
@@ -200,6 +247,9 @@ class Engine:
             complete()
         else:
             self.flying.append(operation)
+            if actor is not None:
+                for counter, amount in signals:
+                    counter.coming[id(operation)] = amount, actor
         return operation
 
     def complete(self, operation: Operation) -> None:

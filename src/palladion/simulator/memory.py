@@ -170,6 +170,14 @@ class Buffer:
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
+    def as_it_is(self) -> Buffer:
+        """The memory that it stands for now: the Ref of a block is other memory in the next program."""
+        if self.key is None or self.key[0] != "window":
+            return self
+        still = Buffer(self.data, self.label, self.space, self.place, self.key)
+        still.writes, still.reads, still.readers = self.writes, self.reads, self.readers
+        return still
+
     def given(self) -> Buffer:
         """The buffer, its contents taken as written before everything else."""
         if self.writes is not None:
@@ -207,6 +215,15 @@ class Buffer:
         """Whether an element of the region was never written."""
         assert self.writes is not None
         return bool((np.asarray(region.before_bitcast().get(self.writes)) == 0).any())
+
+    def copied_from(self, region: Region, source: Buffer, part: Region) -> None:
+        """What a copy brought of another buffer is as unwritten as it was there."""
+        if self.writes is None or source.writes is None or not source.unwritten(part):
+            return
+        here, there = region.before_bitcast(), np.asarray(part.before_bitcast().get(source.writes))
+        stamps = np.array(here.get(self.writes))
+        if stamps.shape == there.shape:  # another shape: one of the views is a bitcast
+            here.put(self.writes, np.where(there == 0, 0, stamps))
 
 
 def _one(stamps: Any) -> Any:

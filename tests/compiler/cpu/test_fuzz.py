@@ -223,7 +223,7 @@ SETTINGS = dict(
 )
 
 
-@settings(max_examples=60, **SETTINGS)
+@settings(max_examples=200, **SETTINGS)
 @given(programs())
 def test_random_kernels_agree_with_the_reference(program):
     fuzz(program)

@@ -154,6 +154,7 @@ def _dma_start(compiler: Compiler, eqn: Any) -> Callable:
         other = target(core, eqn, device, kind, None, operands) if remote else core
         if remote:
             goal = counterpart(agent, goal, other, eqn)
+        source, goal = source.as_it_is(), goal.as_it_is()
         signals = []
         if dst_sem is not None:
             sem, part = _semaphore(dst_sem, operands)
@@ -170,6 +171,8 @@ def _dma_start(compiler: Compiler, eqn: Any) -> Callable:
                     machine.race(core, source, "read", name, bad, eqn)
                 if goal.writes is not None and (bad := goal.written_by(actor, goal_part, site)):
                     machine.race(core, goal, "write", name, bad, eqn)
+                if machine.params.uninitialized_reads != "allow":
+                    goal.copied_from(goal_part, source, source_part)
             value = source_part.get(source.data)
             if add:
                 value = goal_part.get(goal.data) + value

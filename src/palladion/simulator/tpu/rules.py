@@ -234,6 +234,9 @@ def _run_scoped(compiler: Compiler, eqn: Any) -> Callable:
     jaxpr, n = eqn.params["jaxpr"], eqn.params["num_scoped"]
     avals = [v.aval for v in jaxpr.invars[len(jaxpr.invars) - n :]]
     code = compiler.code(jaxpr)
+    tracked, site_of = compiler.machine
+    end = f"the end of the scope at {location(eqn)}" if tracked else None
+    site = site_of(end) if tracked else 0
 
     def run(agent: Any, *operands: Any) -> Any:
         core: Core = agent.place
@@ -244,6 +247,9 @@ def _run_scoped(compiler: Compiler, eqn: Any) -> Callable:
         for made in scoped:
             if isinstance(made, Semaphores):
                 core.machine.check_semaphores(made, core, location(eqn))
+            elif made.writes is not None and (conflict := made.written_by(agent.actor, WHOLE, site)):
+                core.machine.race(core, made, "free", agent.name, conflict, end)
+            core.buffers.pop(made.key, None)
         return results
 
     return run
