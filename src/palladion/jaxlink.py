@@ -33,7 +33,7 @@ from jax._src import (
 from jax._src import config as jax_config
 from jax._src import effects as jax_effects
 from jax._src import pretty_printer as pretty_printer
-from jax._src.callback import emit_python_callback
+from jax._src.callback import _callback_op_sharding, emit_python_callback
 from jax._src.core import Jaxpr as Jaxpr
 from jax._src.core import Literal as Literal
 from jax._src.core import Primitive as Primitive
@@ -367,7 +367,9 @@ def lower_host_call(ctx: Any, function: Callable, args: Sequence[Any]) -> Any:
     Unlike `jax.debug.callback` it does not log the traceback of what is raised.
     """
     avals = ctx.avals_in, ctx.avals_out
-    return emit_python_callback(ctx, function, None, list(args), *avals, has_side_effect=True, returns_token=False)[0]
+    where = _callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)  # on which device it runs
+    options = dict(has_side_effect=True, returns_token=False, sharding=where)
+    return emit_python_callback(ctx, function, None, list(args), *avals, **options)[0]
 
 
 def lower_as_value(ctx: Any, fun: Callable) -> Any:

@@ -71,9 +71,7 @@ class Counter:
         """As `take`, but the count stays."""
         taken, latest = self.taken + amount, 0.0
         if amount > 0 and actor is not None:
-            if taken == self.taken + self.value and not self.coming:
-                self._join_oldest(taken, actor)
-            elif len(self.tokens) + len(self.coming) > MANY:  # too many to tell what is certain
+            if (taken == self.taken + self.value and not self.coming) or len(self.tokens) + len(self.coming) > MANY:
                 self._join_oldest(taken, actor)
             else:
                 self._learn(taken, actor)

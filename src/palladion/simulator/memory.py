@@ -154,9 +154,10 @@ class Buffer:
       key: the same for the buffers that correspond to each other on different devices and cores.
       writes, reads: for each element the stamp of the last write and read (0: none), or None if not tracked.
       readers: further reads, by component: arrays of epochs' stamps.
+      whole, index: of a buffer that is a part of another one: which, and what part; else None.
     """
 
-    __slots__ = ("data", "key", "label", "place", "readers", "reads", "space", "writes")
+    __slots__ = ("data", "index", "key", "label", "place", "readers", "reads", "space", "whole", "writes")
 
     def __init__(
         self, data: np.ndarray, label: str, space: Any = None, place: Any = None, key: Any = None, tracked: bool = False
@@ -165,6 +166,8 @@ class Buffer:
         self.writes = np.zeros(data.shape, np.int64) if tracked else None
         self.reads = np.zeros(data.shape, np.int64) if tracked else None
         self.readers: dict[int, np.ndarray] = {}
+        self.whole: Buffer | None = None
+        self.index: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -176,7 +179,32 @@ class Buffer:
             return self
         still = Buffer(self.data, self.label, self.space, self.place, self.key)
         still.writes, still.reads, still.readers = self.writes, self.reads, self.readers
+        still.whole, still.index = self.whole, self.index
         return still
+
+    def lie_in(self, whole: Buffer, index: Index) -> Buffer:
+        """Stand for a part of another buffer from now on."""
+        self.whole, self.index = whole, (*index, ...)
+        self.data = whole.data[self.index]
+        if whole.writes is not None and whole.reads is not None:
+            self.writes, self.reads = whole.writes[self.index], whole.reads[self.index]
+        return self
+
+    def part(self, index: Index) -> Buffer:
+        """A part of this buffer."""
+        return Buffer(self.data, self.label, self.space, self.place, self.key).lie_in(self, index)
+
+    def _own_reads(self, component: int) -> np.ndarray:
+        if self.whole is not None:
+            return self.whole._own_reads(component)[self.index]
+        if component not in self.readers:
+            self.readers[component] = np.zeros(self.shape, np.int64)
+        return self.readers[component]
+
+    def _further_reads(self) -> Sequence[np.ndarray]:
+        if self.whole is not None:
+            return [stamps[self.index] for stamps in self.whole._further_reads()]
+        return list(self.readers.values())
 
     def given(self) -> Buffer:
         """The buffer, its contents taken as written before everything else."""
@@ -194,10 +222,7 @@ class Buffer:
         if clock.knows(view, _one(region.get(reads))):
             region.put(reads, own)
         else:
-            mine = self.readers.get(actor.component)
-            if mine is None:
-                mine = self.readers[actor.component] = np.zeros(self.shape, np.int64)
-            region.put(mine, own)
+            region.put(self._own_reads(actor.component), own)
         return conflict
 
     def written_by(self, actor: Actor, region: Region, site: int, view: int = 0) -> Conflict:
@@ -206,7 +231,7 @@ class Buffer:
         assert writes is not None and reads is not None
         region = region.before_bitcast()
         conflict = _conflict("wrote", actor.clock, view, region.get(writes))
-        for stamps in (reads, *self.readers.values()):
+        for stamps in (reads, *self._further_reads()):
             conflict = conflict or _conflict("read", actor.clock, view, region.get(stamps))
         region.put(writes, stamp(actor.component, actor.epoch, site))
         return conflict

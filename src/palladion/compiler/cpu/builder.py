@@ -224,7 +224,17 @@ def masked_load(b: ir.IRBuilder, ty: Type, address: Value, mask: Value, other: V
 
 
 def masked_store(b: ir.IRBuilder, value: Value, address: Value, mask: Value) -> None:
-    """Write the lanes whose mask (i1) is true; the others are not touched."""
+    """Write the lanes whose mask (i1) is true; the others are not touched.
+
+    One lane of a constant mask is written by itself: LLVM 22 makes of it, where the value was narrowed before, a store
+    of the wide value, which overwrites the next element.
+    """
+    if isinstance(mask, ir.Constant):
+        on = [k for k, lane in enumerate(mask.constant) if getattr(lane, "constant", lane)]
+        if len(on) == 1:
+            element = b.extract_element(value, const(on[0], i32))
+            store(b, element, gep(b, address, on[0], value.type.element))
+            return
     align = const(size_of(scalar_of(value.type)), i32)
     intrinsic(b, void, "masked.store", value, address, align, mask, types=(value.type, ptr))
 

@@ -96,10 +96,11 @@ def make_unit(params: dict[str, Any]) -> Unit:
     Arguments: params: of the `pallas_call` equation.
     Raises: UnsupportedPrimitive, TypeError: native code cannot express it.
     """
-    from palladion.compiler.cpu.unit import Unit  # here: not needed where the disk has the code
+    from palladion.compiler.cpu.coalesce import coalesce  # here: not needed where the disk has the code
+    from palladion.compiler.cpu.unit import Unit
 
     check_dtypes(params["jaxpr"], params["name"])
-    return Unit.of(params)
+    return Unit.of(coalesce(params))
 
 
 def check_dtypes(jaxpr: Any, name: str) -> None:

@@ -27,7 +27,6 @@ from palladion.compiler.cpu.builder import (
     add_up,
     const,
     define,
-    extract,
     f32,
     f64,
     fma,
@@ -285,8 +284,6 @@ def write_tile(
                 value = _combined(b, host, c, value, old, add)
                 if count == lanes:
                     store(b, value, address)
-                elif count == 1:  # LLVM 22 makes one lane of a masked store of narrowed values a store of a wide one
-                    store(b, extract(b, value, 0), address)
                 else:
                     mask = const([lane < count for lane in range(lanes)], vec(ir.IntType(1), lanes))
                     masked_store(b, value, address, mask)

@@ -24,6 +24,7 @@ from palladion.language.tpu.dma import dma_start_p, dma_wait_p
 from palladion.language.tpu.semaphores import get_barrier_semaphore_p
 from palladion.simulator.code import Compiler, View, location, placeholders
 from palladion.simulator.engine import Counter
+from palladion.simulator.memory import Buffer
 from palladion.simulator.tpu.chip import LATENCY
 from palladion.simulator.tpu.machine import BARRIER, Core, Machine, Semaphores
 from palladion.simulator.tpu.rules import RULES, check_bounds
@@ -114,6 +115,8 @@ def counterpart(agent: Any, thing: Any, other: Core, eqn: Any) -> Any:
     core: Core = agent.place
     if other is core:
         return thing
+    if isinstance(thing, Buffer) and thing.whole is not None:
+        return counterpart(agent, thing.whole, other, eqn).part(thing.index[:-1])
     shared = thing.place is core.device  # by the cores of a device
     if shared and other.device is core.device:
         return thing

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
-from palladion.errors import Finding, KernelFinding
+from palladion.errors import Finding, KernelFinding, mistake
 from palladion.simulator.values_table import held_dtype, held_shape
 
 PATIENCE = 60.0  # seconds that a device waits for the others
@@ -25,7 +25,7 @@ PATIENCE = 60.0  # seconds that a device waits for the others
 class _Round:
     def __init__(self) -> None:
         self.operands: dict[int, Sequence[np.ndarray]] = {}
-        self.done = threading.Event()
+        self.complete, self.done = threading.Event(), threading.Event()
         self.results: list[Any] = []
         self.error: BaseException | None = None
 
@@ -35,7 +35,9 @@ class Meeting:
 
     def __init__(self, simulate: Callable[[list[Any]], list[Any]], parties: int) -> None:
         self.simulate, self.parties = simulate, parties
-        self._lock, self._round = threading.Lock(), _Round()
+        self._lock = threading.Lock()
+        self._rounds: dict[int, _Round] = {}  # that not all have come to, by number
+        self._calls: dict[int, int] = {}  # how often each device came
 
     def __call__(self, device: Any, *operands: np.ndarray) -> tuple[Any, ...]:
         """Called by each device: its results."""
@@ -43,18 +45,25 @@ class Meeting:
             return tuple(self.simulate([operands])[0])
         me = int(device)
         with self._lock:
-            mine = self._round
+            number = self._calls[me] = self._calls.get(me, 0) + 1
+            mine = self._rounds.setdefault(number, _Round())
             mine.operands[me] = operands
             last = len(mine.operands) == self.parties
             if last:
-                self._round = _Round()
+                del self._rounds[number]
+                mine.complete.set()
         if last:
             try:
                 mine.results = self.simulate([mine.operands[d] for d in range(self.parties)])
             except BaseException as error:  # raised on every device
                 mine.error = error
             mine.done.set()
-        elif not mine.done.wait(PATIENCE):
+        elif mine.complete.wait(PATIENCE):
+            mine.done.wait()
+        else:
+            with self._lock:  # whoever comes now, comes to a new execution
+                self._rounds.clear()
+                self._calls.clear()
             raise KernelFinding(_absent(sorted(mine.operands), self.parties))
         if mine.error is not None:
             raise mine.error
@@ -87,6 +96,14 @@ def mesh_axes(ctx: Any) -> dict[str, int]:
     """The named axes, and their sizes, of the shard_map around a call that is being lowered, in the mesh's order."""
     context = ctx.module_context.axis_context
     manual = getattr(context, "manual_axes", frozenset())
+    automatic = [a for a in context.mesh.axis_names if a not in manual] if manual else []
+    if automatic:
+        raise mistake(
+            NotImplementedError,
+            "A kernel on the simulated TPU is called in a shard_map that leaves axes of its mesh automatic: "
+            f"{', '.join(map(repr, automatic))}.",
+            hint="let jax.shard_map take all axes of the mesh: leave out axis_names",
+        )
     return {a: context.mesh.shape[a] for a in context.mesh.axis_names if a in manual} if manual else {}
 
 

@@ -246,7 +246,8 @@ def _run_scoped(compiler: Compiler, eqn: Any) -> Callable:
         core.vmem_bytes = before
         for made in scoped:
             if isinstance(made, Semaphores):
-                core.machine.check_semaphores(made, core, location(eqn))
+                if core.machine.semaphore_checks:
+                    core.machine.check_semaphores(made, core, location(eqn))
             elif made.writes is not None and (conflict := made.written_by(agent.actor, WHOLE, site)):
                 core.machine.race(core, made, "free", agent.name, conflict, end)
             core.buffers.pop(made.key, None)

@@ -30,7 +30,7 @@ from palladion.simulator.progress import Progress
 from palladion.simulator.tpu import chip, deadlock, dma, extras, masked, rules  # noqa: F401 - they register their rules
 from palladion.simulator.tpu.machine import HBM_SPACES, Core, Machine
 from palladion.simulator.tpu.meeting import Meeting, mesh_axes
-from palladion.simulator.tpu.windows import BatchedPrefetch, Plan, Window
+from palladion.simulator.tpu.windows import InPlace, Plan, Window
 from palladion.simulator.values_table import held_dtype, held_shape
 
 SPLIT = ("parallel", "core_parallel")  # grid axes whose programs are divided among cores
@@ -187,8 +187,14 @@ def simulate(prepared: Prepared, axes: dict[str, int], operands: Sequence[Sequen
         try:
             results = run.go()
         except KernelFinding as error:
+            if len(schedules) == 1:
+                raise
+            found = error.finding  # in the message itself, which is all that comes out of jit
+            when = f"{found.when or 'the whole call'}, under schedule={schedule!r}, which repeats it"
+            raise KernelFinding(dataclasses.replace(found, when=when)) from None
+        except Exception as error:
             if len(schedules) > 1:
-                error.add_note(f"  found under schedule={schedule!r}; the same schedule repeats it")
+                error.add_note(f"  raised under schedule={schedule!r}, which repeats it")
             raise
         finally:
             report.keep(run.report(k))
@@ -314,11 +320,11 @@ class _Run:
         grid = [next(sizes) if n is None else n for n in gm.grid]
         core.sizes = tuple(gm.kernel_ids(grid))
         prefetch = [hbm[f"prefetch {k}"] for k in range(gm.num_prefetch)]
-        batched = []
+        in_place: list[InPlace] = []
         for k, plan in enumerate(prepared.prefetch):
             if not plan.mapping.covers_array:
-                batched.append(BatchedPrefetch(plan, prefetch[k]))
-                prefetch[k] = batched[-1].view
+                in_place.append(InPlace(plan, prefetch[k], ("window", "prefetch", k)))
+                prefetch[k] = in_place[-1].view
         refs: list[Any] = [*prefetch]
         windows = []
         for kind, plans in (("input", prepared.inputs), ("output", prepared.outputs)):
@@ -328,8 +334,12 @@ class _Run:
                 if prepared.mesh is not None or (mapping.memory_space in HBM_SPACES and mapping.covers_array):
                     refs.append(whole)
                     continue
-                in_place = not (machine.track_vmem or whole.data.flags.writeable or prepared.machine_only)
-                direct = kind == "input" and in_place
+                if mapping.memory_space in HBM_SPACES and plan.divides:
+                    in_place.append(InPlace(plan, whole, ("window", kind, k)))
+                    refs.append(in_place[-1].view)
+                    continue
+                unseen = not (machine.track_vmem or whole.data.flags.writeable or prepared.machine_only)
+                direct = kind == "input" and unseen
                 window = Window(plan, core, whole, ("window", kind, k), direct)
                 core.buffers["window", kind, k] = window.view
                 windows.append(window)
@@ -344,8 +354,8 @@ class _Run:
         vmapped = bool(gm.vmapped_dims)
         for point in self._points(core, grid):
             core.ids = tuple(gm.kernel_ids(point)) if vmapped else point
-            for one in batched:
-                one.enter(agent, point)
+            for one in in_place:
+                one.enter(agent, point, prefetch)
             for window in windows:
                 window.enter(agent, point, prefetch)
             if recorder is not None:

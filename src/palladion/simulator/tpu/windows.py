@@ -100,6 +100,14 @@ class Plan:
                 return d, wrong
         return None
 
+    @property
+    def divides(self) -> bool:
+        """Whether the array is cut into blocks that all lie inside it."""
+        mapping = self.mapping
+        if any(isinstance(b, (Element, BoundedSlice, Indirect)) for b in mapping.block_shape):
+            return False
+        return all(size and n % size == 0 for n, size in zip(mapping.array.shape, mapping.sizes))
+
     def blocks(self) -> list[tuple[int, ...]] | None:
         """Every index that the index map may give, where the array is cut into blocks side by side; else None."""
         if any(isinstance(b, (Element, BoundedSlice, Indirect)) for b in self.mapping.block_shape):
@@ -132,24 +140,53 @@ class Plan:
         return tuple(outside), tuple(inside), whole
 
 
-class BatchedPrefetch:
-    """A scalar-prefetch operand that vmap gave a batch dimension: the kernel sees one element of the batch.
+def refuse_outside(plan: Plan, core: Core, flat: tuple[Any, ...]) -> None:
+    """The index map asks for a block that is not there.
+
+    Raises:
+      KernelFinding: always.
+    """
+    machine, mapping = core.machine, plan.mapping
+    d, index = plan.outside[flat]
+    low, high = mapping.extents[d]
+    unit = "element" if isinstance(mapping.block_shape[d], (Element, BoundedSlice, Indirect)) else "block"
+    axis = plan.picks[d][0] if plan.picks is not None and len(plan.picks) == len(mapping.block_shape) else None
+    axis = None if axis is None else axis - machine.vmapped
+    index_of_all = np.array([index])
+    ids = [np.array([], int)] * len(core.sizes)
+    if axis is not None and axis >= 0:
+        index_of_all = ids[axis] = np.arange(core.sizes[axis])
+    machine.found(
+        "out-of-bounds",
+        f"Out of bounds block: the index map of {mapping.origin} asks for {unit} {index} in dimension {d}, and "
+        f"there are the {unit}s {low}..{high}.",
+        where=mapping.map_location,
+        when=core.when(),
+        operand=mapping.origin,
+        hint=hint(mapping, d, index_of_all, ids),
+    )
+
+
+class InPlace:
+    """An operand that stays where it is: each program sees its block of it (after vmap, its element of the batch).
 
     Attributes:
-      view: that element, in the program that runs.
+      view: that block, in the program that runs.
     """
 
-    def __init__(self, plan: Plan, whole: Buffer) -> None:
+    def __init__(self, plan: Plan, whole: Buffer, key: Any) -> None:
         self.plan, self.whole = plan, whole
-        self.view = Buffer(whole.data, whole.label, whole.space, whole.place, whole.key)
+        self.view = Buffer(whole.data, whole.label, whole.space, whole.place, key)
 
-    def enter(self, agent: Any, ids: tuple[int, ...]) -> None:
-        """Take the element of a grid point."""
-        outside = self.plan.at(self.plan.indices(agent, ids, ()))[0]
-        whole, view, squeezed = self.whole, self.view, self.plan.squeezed
-        view.data = whole.data[outside][squeezed]
-        if whole.writes is not None and whole.reads is not None:
-            view.writes, view.reads = whole.writes[outside][squeezed], whole.reads[outside][squeezed]
+    def enter(self, agent: Any, ids: tuple[int, ...], prefetch: Sequence[Any]) -> None:
+        """Take the block of a grid point."""
+        plan = self.plan
+        flat = plan.indices(agent, ids, prefetch)
+        outside = plan.at(flat)[0]
+        if flat in plan.outside:
+            refuse_outside(plan, agent.place, flat)
+        index = [o.start if all_of == 0 else o for o, all_of in zip(outside, plan.squeezed)]
+        self.view.lie_in(self.whole, tuple(index))
 
 
 class _Held:
@@ -205,7 +242,9 @@ class Window:
             self.seen[flat] = (ids, ids)
         self.now = flat
         outside, inside, whole = self.at = plan.at(flat)
-        if plan.outside and flat in plan.outside and self._absent(flat):
+        if plan.outside and flat in plan.outside:
+            if plan.is_output or self.core.machine.params.out_of_bounds_reads == "raise":
+                refuse_outside(plan, self.core, flat)
             self._next_slot()
             slot = self.slots[self.turn]
             slot.data[...] = self.ragged_fill
@@ -291,36 +330,6 @@ class Window:
             self.core.machine.race(
                 self.core, buffer, access, f"the pipeline of {agent.name}", conflict, self.plan.mapping.map_location
             )
-
-    def _absent(self, flat: tuple[Any, ...]) -> bool:
-        """The index map asks for a block that is not there: whether it is read as uninitialised memory.
-
-        Raises:
-          KernelFinding: it is not.
-        """
-        plan, core = self.plan, self.core
-        machine, mapping = core.machine, plan.mapping
-        if not plan.is_output and machine.params.out_of_bounds_reads == "uninitialized":
-            return True
-        d, index = plan.outside[flat]
-        low, high = mapping.extents[d]
-        unit = "element" if isinstance(mapping.block_shape[d], (Element, BoundedSlice, Indirect)) else "block"
-        axis = plan.picks[d][0] if plan.picks is not None and len(plan.picks) == len(mapping.block_shape) else None
-        axis = None if axis is None else axis - machine.vmapped
-        index_of_all = np.array([index])
-        ids = [np.array([], int)] * len(core.sizes)
-        if axis is not None and axis >= 0:
-            index_of_all = ids[axis] = np.arange(core.sizes[axis])
-        machine.found(
-            "out-of-bounds",
-            f"Out of bounds block: the index map of {mapping.origin} asks for {unit} {index} in dimension {d}, and "
-            f"there are the {unit}s {low}..{high}.",
-            where=mapping.map_location,
-            when=core.when(),
-            operand=mapping.origin,
-            hint=hint(mapping, d, index_of_all, ids),
-        )
-        return False
 
     def _revisited(self, flat: tuple[Any, ...], ids: tuple[int, ...]) -> None:
         first, last = self.seen[flat]
