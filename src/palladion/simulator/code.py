@@ -68,6 +68,7 @@ class Compiler:
     ) -> None:
         self.rules, self.machine, self.skip_floats, self.seconds = rules, machine, skip_floats, seconds
         self.wanted: list[bool] = []  # of the equation that a rule looks at: which results are used
+        self.around: Any = None  # the equation in whose jaxpr they are
         self._codes: dict[Any, Code] = {}
 
     def code(self, jaxpr: Any) -> Code:
@@ -138,6 +139,17 @@ class _Writer:
         return [where(a) for a in jaxpr.outvars]
 
     def step(self, eqn: Any, ins: Sequence[int], outs: Sequence[int]) -> Step:
+        outer = self.compiler.around
+        if outer is not None and locations.location_of(eqn) is None:
+            # It was made in Palladion's own code (sync_copy, a pipeline): the user's line is the one that called that.
+            eqn = eqn.replace(source_info=outer.source_info)
+        self.compiler.around = eqn
+        try:
+            return self._step(eqn, ins, outs)
+        finally:
+            self.compiler.around = outer
+
+    def _step(self, eqn: Any, ins: Sequence[int], outs: Sequence[int]) -> Step:
         rule = self.compiler.rules.get(eqn.primitive) or _CONTROL.get(eqn.primitive)
         if rule is not None:
             return _with_agent(rule(self.compiler, eqn), ins, outs, eqn.primitive.multiple_results)

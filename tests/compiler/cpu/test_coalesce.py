@@ -37,7 +37,7 @@ def loops(f, *args):
 
 
 @pytest.mark.parametrize(
-    ("shape", "block"), [((1024, 2048), (64, 128)), ((96, 1536), (8, 64)), ((64, 28 * 36), (4, 28))]
+    ("shape", "block"), [((1024, 2048), (64, 128)), ((96, 1536), (8, 64)), ((512, 28 * 36), (4, 28))]
 )
 @pytest.mark.parametrize("swap", [False, True])
 def test_short_rows_are_joined(shape, block, swap):

@@ -167,6 +167,7 @@ def _dma_start(compiler: Compiler, eqn: Any) -> Callable:
             sem, part = _semaphore(src_sem, operands)
             signals.append((sem.one(part), size))
         name = f"the copy of {source.label} to {goal.label}" + (f" on {other.name}" if remote else "")
+        name += f" by {core.name}" if core.name != "the core" else ""
 
         def effect(actor: Any) -> None:
             if actor is not None:

@@ -19,6 +19,7 @@ from palladion.language.interpret_params import LoggingMode
 from palladion.language.refs import MemorySpace
 from palladion.language.tpu.memory import MemorySpace as TpuMemory
 from palladion.language.tpu.params import InterpretParams
+from palladion.simulator.clocks import site_of
 from palladion.simulator.code import location
 from palladion.simulator.engine import Agent, Counter, Engine
 from palladion.simulator.memory import Buffer, Region
@@ -27,6 +28,10 @@ from palladion.simulator.tpu import chip
 from palladion.simulator.values_table import words
 
 BARRIER = "the barrier semaphore"
+SHARED_BLOCK = (
+    'programs on different cores use one block: make the grid axis "arbitrary", so that one core runs them in order, or '
+    "give each program a block of its own and combine them afterwards"
+)
 HBM_SPACES = (MemorySpace.ANY, TpuMemory.HBM)
 OFF_VMEM = (*HBM_SPACES, TpuMemory.SMEM, TpuMemory.CMEM, TpuMemory.SEMAPHORE)
 
@@ -271,15 +276,20 @@ class Machine:
         engine = self.engine
         verb, stamp = conflict
         other, earlier = engine.place_of(stamp), engine.who(stamp)
+        by_pipeline = int(site_of(stamp)) == self.pipeline_site
+        if by_pipeline:
+            earlier = f"the pipeline of {earlier}"
         here, there = location_of(eqn), location_of(other)
-        where = here if there is None or there == here else f"{here}; the other access at {there}"
+        where = here or there if there in (None, here) or here is None else f"{here}; the other access at {there}"
         self.found(
             "race",
             f"Race on {buffer.label}: {who} {access}s what {earlier} {verb}, and nothing orders the two.",
             where=where,
             when=core.when(),
             operand=buffer.label,
-            hint="wait for the copy before its data is used or its source is overwritten, or order the cores and "
+            hint=SHARED_BLOCK
+            if by_pipeline and who.startswith("the pipeline")
+            else "wait for the copy before its data is used or its source is overwritten, or order the cores and "
             "devices by a semaphore",
             warn=self.params.on_race == "warn",
         )

@@ -180,7 +180,7 @@ def simulate(prepared: Prepared, axes: dict[str, int], operands: Sequence[Sequen
         schedules = [p.schedule]
     if p.explore:
         first = schedules[0] if isinstance(schedules[0], int) else 0
-        schedules = [*schedules, *range(first + 1, first + p.explore)]
+        schedules = [*schedules, *range(first + 1, first + 1 + p.explore)]
     results: list[list[Any]] = []
     for k, schedule in enumerate(schedules, 1):
         run = _Run(prepared, axes, operands, schedule)
