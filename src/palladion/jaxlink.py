@@ -368,7 +368,7 @@ def lower_host_call(ctx: Any, function: Callable, args: Sequence[Any]) -> Any:
     """
     avals = ctx.avals_in, ctx.avals_out
     where = _callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)  # on which device it runs
-    options = dict(has_side_effect=True, returns_token=False, sharding=where)
+    options: dict[str, Any] = dict(has_side_effect=True, returns_token=False, sharding=where)
     return emit_python_callback(ctx, function, None, list(args), *avals, **options)[0]
 
 

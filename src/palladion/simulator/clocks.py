@@ -122,6 +122,12 @@ class Actor:
         self.clock.known[:, self.component] = self.epoch
         return self.clock
 
+    def known_at_completion(self) -> np.ndarray:
+        """What `complete` will give, of an operation that is still in flight."""
+        known = self.clock.known.copy()
+        known[:, self.component] = self.epoch
+        return known
+
     def fence(self, source: int, target: int) -> None:
         """Let view `target` know what view `source` knows (a proxy fence)."""
         known = self.clock.known

@@ -93,7 +93,7 @@ class Counter:
     def _learn(self, taken: int, actor: Actor) -> None:
         """Learn what is known whichever of the tokens, those in flight among them, make up this amount."""
         known = [(amount, clock.known) for amount, clock, _ in self.tokens if clock is not None and amount > 0]
-        known += [(amount, flying.clock.known) for amount, flying in self.coming.values()]
+        known += [(amount, flying.known_at_completion()) for amount, flying in self.coming.values()]
         if not known:
             return
         clocks = np.zeros((len(known), len(actor.clock.known), max(k.shape[1] for _, k in known)), np.int64)

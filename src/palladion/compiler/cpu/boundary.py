@@ -20,12 +20,20 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
+from palladion.language.semaphores import SemaphoreDType
 
 UNPACKED = {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8", "float4_e2m1fn": "uint8"}
 
 
+def is_semaphore(dtype: Any) -> bool:
+    """Whether a dtype is that of semaphores, which only machines have."""
+    return isinstance(dtype, SemaphoreDType)
+
+
 def part_dtypes(dtype: Any) -> tuple[Any, ...]:
     """The dtypes of the parts that arrays of a dtype are taken into; () for a dtype that is not taken apart."""
+    if is_semaphore(dtype):
+        return ()
     if jaxlink.is_opaque(dtype):
         return (jnp.dtype("uint32"),) * math.prod(dtype._impl.key_shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):

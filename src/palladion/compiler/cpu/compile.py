@@ -99,8 +99,24 @@ def make_unit(params: dict[str, Any]) -> Unit:
     from palladion.compiler.cpu.coalesce import coalesce  # here: not needed where the disk has the code
     from palladion.compiler.cpu.unit import Unit
 
+    refuse_semaphores(params["jaxpr"])
     check_dtypes(params["jaxpr"], params["name"])
     return Unit.of(coalesce(params))
+
+
+def refuse_semaphores(jaxpr: Any) -> None:
+    """Refuse the operations of machines.
+
+    Raises:
+      UnsupportedPrimitive: the first operation on a semaphore, with its line.
+    """
+    from palladion.compiler.cpu.lower.values import RULES
+
+    for eqn in jaxpr.eqns:
+        for inner in jaxlink.jaxprs_in_params(eqn.params):
+            refuse_semaphores(inner)
+        if any(boundary.is_semaphore(getattr(v.aval, "dtype", None)) for v in (*eqn.invars, *eqn.outvars)):
+            raise RULES.unsupported(eqn)
 
 
 def check_dtypes(jaxpr: Any, name: str) -> None:

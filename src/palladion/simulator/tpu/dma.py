@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import explain
+from palladion.errors import count_of, explain
 from palladion.language.semaphores import DeviceIdType, semaphore_read_p, semaphore_signal_p, semaphore_wait_p
 from palladion.language.tpu.dma import dma_start_p, dma_wait_p
 from palladion.language.tpu.semaphores import get_barrier_semaphore_p
@@ -74,29 +74,33 @@ def target(core: Core, eqn: Any, device_id: Any, kind: DeviceIdType, core_index:
     """The core that a device id names, in its core's own place on that device unless told otherwise."""
     machine = core.machine
     index = core.index if core_index is None else int(operands[core_index])
-    device = core.device.id
+    device: int = core.device.id
+    asked: Any = device
     sizes = list(machine.axes.values())
     if isinstance(device_id, Mapping):
         coords = dict(core.device.axes)
         for name, k in device_id.items():
             value = int(operands[k])
             if isinstance(name, tuple):
-                split = np.unravel_index(value, [machine.axes[n] for n in name])
-                coords |= dict(zip(name, map(int, split)))
+                dims = [machine.axes[n] for n in name]
+                inside = 0 <= value < math.prod(dims)
+                coords |= dict(zip(name, map(int, np.unravel_index(value, dims)))) if inside else {name: value}
             elif name in coords:
                 coords[name] = value
             else:
                 index = value
-        device = _logical(list(coords.values()), sizes)
+        device, asked = _logical(list(coords.values()), sizes), coords
     elif isinstance(device_id, tuple):
-        device = _logical([int(operands[k]) for k in device_id], sizes)
+        asked = tuple([int(operands[k]) for k in device_id])
+        device = _logical(list(asked), sizes)
     elif device_id is not None:
-        device = int(operands[device_id])
+        device = asked = int(operands[device_id])
     if not 0 <= device < len(machine.devices) or not 0 <= index < machine.num_cores:
         machine.found(
             "out-of-bounds",
-            f"There is no device {device}, core {index}: the mesh has {len(machine.devices)} devices of "
-            f"{machine.num_cores} cores.",
+            f"There is no device {asked}, core {index}: the mesh has {count_of(len(machine.devices), 'device')} "
+            f"({', '.join(f'{a}: {n}' for a, n in machine.axes.items()) or 'no axes'}) of "
+            f"{count_of(machine.num_cores, 'core')}.",
             where=location(eqn),
             when=core.when(),
             hint="take neighbours modulo the size of the axis: lax.rem(me + 1, lax.axis_size(axis))",

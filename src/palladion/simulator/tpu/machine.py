@@ -29,8 +29,8 @@ from palladion.simulator.values_table import words
 
 BARRIER = "the barrier semaphore"
 SHARED_BLOCK = (
-    'programs on different cores use one block: make the grid axis "arbitrary", so that one core runs them in order, or '
-    "give each program a block of its own and combine them afterwards"
+    'programs on different cores use one block: make the grid axis "arbitrary", so that one core runs them in order, '
+    "or give each program a block of its own and combine them afterwards"
 )
 HBM_SPACES = (MemorySpace.ANY, TpuMemory.HBM)
 OFF_VMEM = (*HBM_SPACES, TpuMemory.SMEM, TpuMemory.CMEM, TpuMemory.SEMAPHORE)
@@ -257,12 +257,13 @@ class Machine:
     def _leftover(self, counter: Counter, made: Semaphores, core: Core, where: str | None) -> None:
         signalled = location_of(self.engine.sites[counter.last_signal]) if counter.last_signal else None
         unit = "bytes of copies" if made.kind == "dma_sem" else ""
-        missing = made.kind == "dma_sem"
+        missing, name = made.kind == "dma_sem", counter.label
+        name = "T" + name[1:] if name.startswith("the ") else f"The semaphore {name}"
         self.found(
             "missing-wait" if missing else "semaphore-leftover",
             f"A copy on {counter.label} was never waited for: it ends at {counter.value} {unit}."
             if missing
-            else f"The semaphore {counter.label} ends at {counter.value}, not at zero.",
+            else f"{name} ends at {counter.value}, not at zero.",
             where=signalled or where,
             when=core.name if core.name != "the core" else None,
             operand=made.label,

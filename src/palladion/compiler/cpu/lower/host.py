@@ -9,6 +9,7 @@ from palladion import jaxlink
 from palladion.compiler.cpu import ir
 from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering
 from palladion.language import ops
+from palladion.language.tpu import hints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,3 +72,14 @@ def _jax_debug_print(ctx: Lowering, eqn, *values: Lazy) -> list:
         raise RULES.unsupported(eqn)
     call(ctx, JaxPrintSite(eqn.params["fmt"], eqn.params["in_tree"]), list(values))
     return []
+
+
+# --- marks for a TPU's compiler or profile: nothing to do here ---------------------------------------------------
+@RULES.rule(hints.touch_p, hints.trace_value_p)
+def _mark(ctx: Lowering, eqn, *operands: Any) -> list:
+    return []
+
+
+@RULES.rule(hints.with_memory_space_constraint_p)
+def _constraint(ctx: Lowering, eqn, x: Lazy) -> Lazy:
+    return x
