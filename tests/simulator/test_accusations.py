@@ -1,5 +1,7 @@
 """Wrong kernels are found whatever the schedule, and right ones, close relatives of these, are not accused."""
 
+import random
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,6 +176,21 @@ def either_signal(wait_for_both, schedule):
     np.testing.assert_array_equal(on_cores(kernel, VMEM, REGULAR, out=out, schedule=schedule)[1], X)
 
 
+def lanes_that_are_off(columns, schedule):
+    """A masked store touches only the lanes that are on."""
+
+    def kernel(x_ref, o_ref, v, sem):
+        v[...] = jnp.zeros_like(v)
+        right = pl.ds(64, 64)
+        copy = pltpu.async_copy(x_ref.at[:, right], v.at[:, right], sem)
+        pltpu.store(v.at[...], jnp.ones_like(v), mask=lax.broadcasted_iota(jnp.int32, v.shape, 1) < columns)
+        copy.wait()
+        pltpu.sync_copy(v, o_ref)
+
+    want = np.concatenate([np.ones((8, 64)), X[:, 64:]], 1)
+    np.testing.assert_array_equal(run(kernel, VMEM, DMA, schedule=schedule), want)
+
+
 PAIRS = [
     (next_block_in_flight, False, True),
     (copies_on_one_semaphore, False, True),
@@ -181,6 +198,7 @@ PAIRS = [
     (scope_ends, False, True),
     (through_another_core, False, True),
     (either_signal, True, False),
+    (lanes_that_are_off, 64, 65),
 ]
 each_pair = pytest.mark.parametrize("make, right, wrong", PAIRS, ids=[p[0].__name__ for p in PAIRS])
 
@@ -216,6 +234,34 @@ def test_a_copy_of_what_was_never_written_is_not_written(written):
             call()
 
 
+@pytest.mark.parametrize("read", [64, 65])
+def test_lanes_that_are_off_are_not_written(read):
+    def kernel(x_ref, o_ref, v):
+        lane = lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
+        pltpu.store(v.at[...], x_ref[...], mask=lane < 64)
+        o_ref[...] = jnp.where(lane < read, pltpu.load(v.at[...], mask=lane < read), 0)
+
+    def call():
+        return run(kernel, VMEM, in_spec=pl.BlockSpec(), out_spec=pl.BlockSpec())
+
+    if read == 64:
+        np.testing.assert_array_equal(call(), np.where(np.arange(128) < 64, X, 0))
+    else:
+        with pytest.raises(KernelFinding, match="before anything was written"):
+            call()
+
+
+def test_cores_that_write_one_block_are_told_of_the_grid_axis():
+    parallel = pltpu.CompilerParams(dimension_semantics=("parallel",))
+    one = pl.BlockSpec((None, 128), lambda i: (0, 0))
+    with pytest.raises(
+        KernelFinding, match=r"the pipeline of core 1 .* writes what the pipeline of core 0 .* wrote"
+    ) as e:
+        run(lambda i, o: o.__setitem__(..., i[...]), grid=(8,), in_spec=ROW, out_spec=one, out=LIKE,
+            compiler_params=parallel, num_cores_or_threads=2)  # fmt: skip
+    assert 'make the grid axis "arbitrary"' in e.value.finding.hint
+
+
 def test_operands_and_new_refs_are_written():
     def kernel(table_ref, x_ref, o_ref):
         ref = jax.new_ref(x_ref[...])
@@ -243,3 +289,72 @@ def test_checks_of_semaphores_can_be_turned_off_in_scopes_too():
     with pytest.raises(KernelFinding, match="ends at 3"):
         run(kernel)
     run(kernel, compiler_params=pltpu.CompilerParams(disable_semaphore_checks=True))
+
+
+# --- programs drawn at random -----------------------------------------------------------------------------------------
+ROWS, SEMAPHORES = 8, 2
+
+
+def random_program(seed):
+    """("start", source, destination, semaphore), ("wait", semaphore) and ("add", row); every copy is waited for."""
+    draw, program, under_way = random.Random(seed), [], [0] * SEMAPHORES
+    for _ in range(8):
+        sem = draw.randrange(SEMAPHORES)
+        if under_way[sem] and draw.random() < 0.8:
+            program.append(("wait", sem))
+            under_way[sem] -= 1
+        elif draw.random() < 0.6:
+            program.append(("start", *draw.sample(range(ROWS), 2), sem))
+            under_way[sem] += 1
+        else:
+            program.append(("add", draw.randrange(ROWS)))
+    return program + [("wait", sem) for sem in range(SEMAPHORES) for _ in range(under_way[sem])]
+
+
+def has_race(program):
+    """The rule: a copy is surely complete when all copies started on its semaphore so far have been waited for."""
+    started = [[] for _ in range(SEMAPHORES)]
+    waited = [0] * SEMAPHORES
+    for what, *rest in program:
+        if what == "wait":
+            (sem,) = rest
+            waited[sem] += 1
+            if waited[sem] == len(started[sem]):
+                started[sem], waited[sem] = [], 0
+            continue
+        reads, writes = rest[0], rest[1] if what == "start" else rest[0]
+        for source, destination in [copy for copies in started for copy in copies]:
+            if destination in (reads, writes) or source == writes:
+                return True
+        if what == "start":
+            started[rest[2]].append((reads, writes))
+    return False
+
+
+def test_the_verdict_on_random_programs_is_right_under_every_schedule():
+    verdicts = []
+    for seed in range(40):
+        program = random_program(seed)
+
+        def kernel(x_ref, o_ref, v, sems, program=program):
+            pltpu.sync_copy(x_ref, v)
+            for what, *rest in program:
+                if what == "add":
+                    v[rest[0]] = v[rest[0]] + 1
+                elif what == "start":
+                    pltpu.make_async_copy(v.at[rest[0]], v.at[rest[1]], sems.at[rest[2]]).start()
+                else:
+                    pltpu.make_async_copy(v.at[0], v.at[1], sems.at[rest[0]]).wait()
+            pltpu.sync_copy(v, o_ref)
+
+        x = X[:ROWS]
+        scratch, out = (pltpu.VMEM(x.shape, x.dtype), DMA((SEMAPHORES,))), jax.ShapeDtypeStruct(x.shape, x.dtype)
+        for schedule in (None, "eager", seed):
+            try:
+                run(kernel, *scratch, x=x, out=out, schedule=schedule)
+                found = False
+            except KernelFinding as error:
+                found = error.finding.kind == "race"
+            assert found == has_race(program), (seed, schedule, program)
+        verdicts.append(found)
+    assert 5 < sum(verdicts) < 35

@@ -200,6 +200,22 @@ def test_a_shard_map_over_some_of_the_axes_is_refused():
         sharded(call, mesh=mesh, axis_names={"x"})(ROWS)
 
 
+@pytest.mark.parametrize("by, asked", [(("x",), "('x',): 4"), ("x", "'x': 4")])
+def test_a_device_that_is_not_there_is_named_as_it_was_asked_for(by, asked):
+    def kernel(x_ref, o_ref, send, recv):
+        pltpu.async_remote_copy(x_ref, o_ref, send, recv, {by: lax.axis_index("x") + 1}).wait()
+
+    def call(x):
+        return pl.pallas_call(
+            kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), in_specs=[HBM], out_specs=HBM, scratch_shapes=[DMA, DMA],
+            interpret=pltpu.InterpretParams(),
+        )(x)  # fmt: skip
+
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jax.block_until_ready(sharded(call)(ROWS))
+    assert f"There is no device {{{asked}}}, core 0: the mesh has 4 devices (x: 4) of 1 core." in str(caught.value)
+
+
 def test_after_a_device_that_did_not_come_the_next_call_works(monkeypatch):
     monkeypatch.setattr(meeting, "PATIENCE", 0.3)
 

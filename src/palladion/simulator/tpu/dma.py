@@ -89,7 +89,8 @@ def target(core: Core, eqn: Any, device_id: Any, kind: DeviceIdType, core_index:
                 coords[name] = value
             else:
                 index = value
-        device, asked = _logical(list(coords.values()), sizes), coords
+        device = _logical(list(coords.values()), sizes)
+        asked = {name: int(operands[k]) for name, k in device_id.items()}
     elif isinstance(device_id, tuple):
         asked = tuple([int(operands[k]) for k in device_id])
         device = _logical(list(asked), sizes)

@@ -52,6 +52,13 @@ class _Lanes:
             )
         return numbers
 
+    def switched_on(self, agent: Any, buffer: Buffer, operands: Any, region: Region, on: Any) -> Region:
+        """Of a region, the elements whose lanes are on: those are accessed."""
+        if buffer.writes is None or np.all(on) or any(kind == "bitcast" for kind, _ in region.views):
+            return region
+        numbers = self.elements(agent, buffer, operands, on)
+        return Region([("reshape", (-1,)), ("index", (numbers[np.broadcast_to(on, numbers.shape)],))])
+
 
 @RULES.rule(masked_load_p)
 def _masked_load(compiler: Compiler, eqn: Any) -> Callable:
@@ -66,10 +73,11 @@ def _masked_load(compiler: Compiler, eqn: Any) -> Callable:
         off = agent.place.machine.fill(dtype) if other is None else operands[other.k]
         region = lanes.plain(operands)
         if region is not None:
-            note_read(agent, eqn, site, buffer, region)
+            note_read(agent, eqn, site, buffer, lanes.switched_on(agent, buffer, operands, region, on))
             return np.where(on, region.get(buffer.data), off)
         numbers = lanes.elements(agent, buffer, operands, on)
-        note_read(agent, eqn, site, buffer, lanes.view.region(operands)) if mask is None else None
+        region = Region([("reshape", (-1,)), ("index", (numbers[np.broadcast_to(on, numbers.shape)],))])
+        note_read(agent, eqn, site, buffer, region)
         found = buffer.data.reshape(-1)[np.maximum(numbers, 0)] if buffer.data.size else np.zeros(numbers.shape, dtype)
         return np.where(on & (numbers >= 0), found, off)
 
@@ -88,11 +96,12 @@ def _masked_store(compiler: Compiler, eqn: Any) -> Callable:
         on = np.bool_(True) if mask is None else operands[mask.k]
         region = lanes.plain(operands)
         if region is not None:
-            note_write(agent, eqn, site, buffer, region)
+            note_write(agent, eqn, site, buffer, lanes.switched_on(agent, buffer, operands, region, on))
             region.put(buffer.data, new if mask is None else np.where(on, new, region.get(buffer.data)))
             return []
         numbers = lanes.elements(agent, buffer, operands, on)
         on = np.broadcast_to(on, numbers.shape)
+        note_write(agent, eqn, site, buffer, Region([("reshape", (-1,)), ("index", (numbers[on],))]))
         buffer.data[np.unravel_index(numbers[on], buffer.shape)] = np.broadcast_to(new, numbers.shape)[on]
         return []
 
