@@ -64,6 +64,11 @@ def is_eager(interpret: Any) -> bool:
     return type(interpret).__name__ == "EagerParams"
 
 
+def finds_blocks_outside(interpret: Any) -> bool:
+    """Whether the executor itself refuses blocks outside their array, instead of clamping them."""
+    return type(interpret).__name__ == "InterpretParams"
+
+
 def runs_in_python(interpret: Any) -> bool:
     """Whether a call on concrete arrays runs at once, in Python, with nothing compiled."""
     return not isinstance(interpret, bool)

@@ -1,5 +1,7 @@
 """What the simulated TPU finds: each kind of fault is provoked, and a close relative that is right stays silent."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -378,3 +380,14 @@ def test_skipping_floating_point_moves_data_all_the_same():
     out = run(kernel, VMEM, DMA, skip_floating_point_ops=True)
     assert np.isnan(out[0]).all()
     np.testing.assert_array_equal(out[1:], X[1:])
+
+
+def test_a_block_outside_the_array_is_a_finding_and_no_warning():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    offsets = pl.BlockSpec((2, 128), lambda i: (2 * i, 0))  # elements, where block numbers are meant
+    rows = pl.BlockSpec((2, 128), lambda i: (i, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        finding("out-of-bounds", kernel, in_spec=offsets, out_spec=rows, grid=(4,))

@@ -233,7 +233,8 @@ def _trace(setup: Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any,
     inputs, outputs = [mapping(o) for o in layout.inputs], [mapping(o) for o in layout.outputs]
     grid_mapping = GridMapping(grid, (*inputs, *outputs), len(inputs), layout.prefetch)
     specs.check_aliases(setup.aliases, grid_mapping)
-    warn_out_of_range(grid_mapping)
+    if not executors.finds_blocks_outside(setup.interpret):
+        warn_out_of_range(grid_mapping)
     refs = [*prefetch_refs, *(m.ref_aval() for m in grid_mapping.block_mappings), *layout.scratch_refs]
     if executors.is_eager(setup.interpret):
         body: Any = EagerKernel(setup.kernel, layout.arguments, tuple(refs), setup.name)

@@ -109,6 +109,7 @@ def _prepare(key: _Key) -> Prepared:
         skip_floats=interpret.skip_floating_point_ops,
         seconds=(lambda eqn: chip.step_seconds(eqn, info)) if interpret.trace else None,
     )
+    aliased = {o for _, o in params["input_output_aliases"]}
     written = jaxlink.written_vars(params["jaxpr"])
     semantics = getattr(params["compiler_params"], "dimension_semantics", None) or ()
     return Prepared(
@@ -117,7 +118,7 @@ def _prepare(key: _Key) -> Prepared:
         compiler.code(params["jaxpr"]),
         tuple(Plan(m, k, False, compiler) for k, m in enumerate(gm.prefetch_mappings if gm.vmapped_dims else ())),
         tuple(Plan(m, k, False, compiler) for k, m in enumerate(gm.inputs)),
-        tuple(Plan(m, k, True, compiler) for k, m in enumerate(gm.outputs)),
+        tuple(Plan(m, k, True, compiler, k in aliased) for k, m in enumerate(gm.outputs)),
         sites,
         {o: i - gm.num_prefetch for i, o in params["input_output_aliases"]},
         (*["arbitrary"] * len(gm.vmapped_dims), *[getattr(s, "value", s) for s in semantics]),

@@ -43,11 +43,15 @@ class Plan:
     Attributes:
       mapping: how the operand is cut. count: buffers in VMEM.
       number: its place among the inputs or outputs. is_output: whether it is an output.
+      is_read: whether blocks are copied in: of inputs, and of outputs that are an input's memory (fault kind 15).
       outside: of the indices met so far, those that lie outside the array: in which dimension, and what is asked for.
     """
 
-    def __init__(self, mapping: BlockMapping, number: int, is_output: bool, compiler: Compiler) -> None:
+    def __init__(
+        self, mapping: BlockMapping, number: int, is_output: bool, compiler: Compiler, aliased: bool = False
+    ) -> None:
         self.mapping, self.number, self.is_output = mapping, number, is_output
+        self.is_read = aliased or not is_output
         count = mapping.pipeline_mode.buffer_count if isinstance(mapping.pipeline_mode, Buffered) else 2
         self.count: int = count[int(is_output)] if isinstance(count, tuple) else count
         self._at: dict[tuple[Any, ...], tuple[Place, Place, bool]] = {}
@@ -251,7 +255,7 @@ class Window:
             if slot.writes is not None and self.core.machine.params.uninitialized_reads != "allow":
                 slot.writes[...] = 0
             return
-        if not plan.is_output and self.core.machine.timeline is not None:
+        if plan.is_read and self.core.machine.timeline is not None:
             self._arrive(agent)
         if self.direct and whole and plan.mapping.indirect is None:
             if self.hbm.writes is not None:
@@ -260,7 +264,7 @@ class Window:
             self.view.data = data[plan.squeezed] if plan.has_squeezed else data
             return
         self._next_slot()
-        if not plan.is_output:
+        if plan.is_read:
             self._copy_in(agent, outside, inside, whole)
 
     def _next_slot(self) -> None:
