@@ -26,6 +26,7 @@ WAYS_OUT = (
     "  - interpret=True             the plain meaning of the kernel, compiled by XLA\n"
     "  - interpret=pl.EagerParams() the kernel's Python, program by program: print, breakpoint, assert\n"
     "  - compiler_params=plcpu.CompilerParams(), with `from palladion import cpu as plcpu`: native code\n"
+    "  - interpret=pltpu.InterpretParams() the simulated TPU: copies, semaphores, several cores and devices\n"
     "  - palladion.config.cpu = 'interpret' or 'native', or `palladion run --cpu interpret FILE`, for a program\n"
     "  - run it on a machine with a TPU or GPU, once Palladion has a compiler for it"
 )
@@ -115,6 +116,12 @@ def last_report() -> Any:
       a `SimulationReport`, or None before the first such call of this process. A later call on any thread replaces it.
     """
     return importlib.import_module("palladion.simulator.report").last()
+
+
+def load_all() -> None:
+    """Import every executor, so that a message can name the targets that run an operation."""
+    for module in (REFERENCE, EAGER, "palladion.compiler.cpu.unit", SIMULATED_TPU):
+        importlib.import_module(module)
 
 
 def discharge(jaxpr: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from palladion import locations
+from palladion import executors, locations
 from palladion.errors import UnsupportedPrimitive
 
 _TABLES: list[RuleTable] = []
@@ -67,6 +67,7 @@ class RuleTable:
 
     def others(self, primitive: Any) -> list[str]:
         """The other targets that run a primitive."""
+        executors.load_all()  # a table is there when its module is
         found = [t.target for t in _TABLES if t is not self and t.supports(primitive)]
         machine = _MACHINES.get(primitive, self.target)
         return found if machine in (self.target, *found) else [machine, *found]

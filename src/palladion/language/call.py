@@ -199,7 +199,7 @@ def _checked(what: str, value: Any, kind: type) -> Any:
     if value is not None and not isinstance(value, kind):
         hint = {
             "name": "name='matmul'",
-            "compiler_params": "pltpu.CompilerParams(…), pltriton.CompilerParams(…) or plgpu.CompilerParams(…)",
+            "compiler_params": "an instance: plcpu.CompilerParams(), pltpu.CompilerParams(…) and so on",
             "cost_estimate": "pl.CostEstimate(flops=…, transcendentals=…, bytes_accessed=…)",
         }[what]
         raise mistake(TypeError, f"{what} cannot be {kind_of(value)}.", hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 
-from palladion.errors import Finding
+from palladion.errors import Finding, count_of
 from palladion.simulator.timeline import Timeline
 
 
@@ -31,8 +31,9 @@ class SimulationReport:
     timeline: Timeline | None = None
 
     def __str__(self) -> str:
-        lines = [f"{self.kernel} on the {self.machine}: {len(self.findings) or 'no'} findings"]
-        lines += [f"  {f.kind}: {f.message}" for f in self.findings]
+        lines = [f"{self.kernel} on the {self.machine}: {count_of(len(self.findings), 'finding')}"]
+        for f in self.findings:
+            lines += [f"  {f.kind}: {f.message}", *([f"    at: {f.where}"] if f.where else [])]
         if self.seconds is not None:
             lines.append(f"  simulated time: {self.seconds * 1e6:.2f} us")
         if self.vmem_bytes is not None:

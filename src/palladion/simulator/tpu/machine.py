@@ -128,8 +128,8 @@ class Core:
         if limit is not None and self.vmem_bytes > limit:
             self.machine.found(
                 "vmem-overflow",
-                f"VMEM overflow: {label} brings the core to {self.vmem_bytes / 2**20:.2f} MiB, and there are "
-                f"{limit / 2**20:.2f} MiB.",
+                f"VMEM overflow: {label} brings the core to {self.vmem_bytes / 1024:,.1f} KiB, and there are "
+                f"{limit / 1024:,.1f} KiB.",
                 where=None,
                 when=self.name if self.name != "the core" else None,
                 operand=label,
@@ -261,7 +261,7 @@ class Machine:
         name = "T" + name[1:] if name.startswith("the ") else f"The semaphore {name}"
         self.found(
             "missing-wait" if missing else "semaphore-leftover",
-            f"A copy on {counter.label} was never waited for: it ends at {counter.value} {unit}."
+            f"A copy was never waited for: {counter.value:,} {unit} are left on {counter.label}."
             if missing
             else f"{name} ends at {counter.value}, not at zero.",
             where=signalled or where,

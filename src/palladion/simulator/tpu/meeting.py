@@ -7,11 +7,15 @@ complete begins the next round.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import math
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -41,6 +45,13 @@ class Meeting:
 
     def __call__(self, device: Any, *operands: np.ndarray) -> tuple[Any, ...]:
         """Called by each device: its results."""
+        try:
+            return self._meet(device, operands)
+        except Exception:
+            _clear_at_exit()
+            raise
+
+    def _meet(self, device: Any, operands: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
         if self.parties == 1:
             return tuple(self.simulate([operands])[0])
         me = int(device)
@@ -79,6 +90,20 @@ class Meeting:
         )
         ctx = ctx.replace(avals_in=[index, *avals_in], avals_out=avals_out)
         return jaxlink.lower_host_call(ctx, self, [device, *args])
+
+
+@functools.cache
+def _clear_at_exit() -> None:
+    """JAX prints a failed call once more when Python ends, with two tracebacks: see to it that it is cleared before."""
+    atexit.register(_clear)
+
+
+def _clear() -> None:
+    try:
+        jax.effects_barrier()
+    except Exception as error:
+        headline = next((line for line in str(error).splitlines() if "KernelFinding" in line), "see above")
+        print(f"palladion: a call on the simulated TPU had failed ({headline})", file=sys.stderr)
 
 
 def _absent(here: Sequence[int], parties: int) -> Finding:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import KernelFinding
+from palladion.errors import KernelFinding, count_of, mistake
 from palladion.language.grid import GridMapping
 from palladion.language.tpu.params import InterpretParams
 from palladion.simulator import memory, report
@@ -95,6 +95,15 @@ def _prepare(key: _Key) -> Prepared:
     if interpret.buffer_bounds == "padded":
         raise NotImplementedError(
             "The simulated TPU checks accesses against the shapes of Refs: buffer_bounds='padded' is not there yet."
+        )
+    given = getattr(params["compiler_params"], "dimension_semantics", None)
+    axes = len(gm.kernel_grid)
+    if given is not None and len(given) != axes and params.get("mesh") is None:
+        raise mistake(
+            ValueError,
+            f"dimension_semantics has {count_of(len(given), 'entry', 'entries')}, but the grid of {params['name']} has "
+            f"{count_of(axes, 'axis', 'axes')}.",
+            hint='one entry for each axis: ("parallel", "arbitrary")',
         )
     sites: list[Any] = [None, "the pipeline's copy of a block"]
 
