@@ -1,4 +1,4 @@
-"""Blocks of elementwise kernels that are joined to longer rows, and the ends of rows of narrow elements."""
+"""Short blocks that are joined to long rows, blocks over the edge, and the ends of rows of narrow elements."""
 
 import jax
 import jax.numpy as jnp
@@ -102,3 +102,20 @@ def test_the_end_of_a_row_does_not_touch_the_next_one(dtype):
             input_output_aliases={0: 0}, **NATIVE,
         )(x)  # fmt: skip
         np.testing.assert_array_equal(np.asarray(out, np.float32), np.asarray(x, np.float32) + 1, f"{columns} columns")
+
+
+@pytest.mark.parametrize("n", [1, 7, 16, 100, 127, 130])
+@pytest.mark.parametrize("block", [(16, 32), (1, 128), (33, 5)])
+def test_blocks_over_the_edge_are_copied_by_whole_loops(n, block):
+    """In each dimension a block is whole or the last one: the copies are loops of fixed sizes, which run in vectors."""
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + jnp.sum(jnp.where(jnp.isnan(x_ref[...]), 0, 1)).astype(jnp.float32)
+
+    x = jnp.asarray(np.random.default_rng(n).standard_normal((n, n + 3)), jnp.float32)
+    spec = pl.BlockSpec(block, lambda i, j: (i, j))
+    grid = tuple(-(-size // b) for size, b in zip(x.shape, block))
+    ragged = lambda **how: pl.pallas_call(
+        kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), grid=grid, in_specs=[spec], out_specs=spec, **how
+    )(x)
+    np.testing.assert_allclose(ragged(**NATIVE), ragged(interpret=True), rtol=1e-6)

@@ -8,7 +8,7 @@ whose ragged windows are copied into the arena, uninitialised outside the array,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from palladion.compiler.cpu.loops import arrange
 from palladion.compiler.cpu.lower import refs as lower_refs
 from palladion.compiler.cpu.lower.refs import Ref
 from palladion.compiler.cpu.lower.values import Lazy, Lowering, as_index, clamp_index, derived, of_const
-from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
+from palladion.language.blocks import Blocked, BoundedSlice, Element, Indirect, Squeezed
 from palladion.language.grid import BlockMapping, GridMapping
 
 
@@ -281,19 +281,43 @@ class Builder:
 
     def _copy_in(self, ctx: Lowering, w: Window) -> None:
         lower_refs.uninitialized(ctx, w.buf)
-
-        def one(index):
-            place, exists = self._place(w, index)
-            ctx.emit(_guarded(exists, ir.Store(w.buf, tuple(index), ir.Load(w.buf.dtype, w.array, tuple(place)))))
-
-        _in_order(ctx, w.buf.shape, one)
+        self._copy(ctx, w, lambda place, index: ir.Store(w.buf, index, ir.Load(w.buf.dtype, w.array, place)))
 
     def _copy_out(self, ctx: Lowering, w: Window) -> None:
-        def one(index):
-            place, exists = self._place(w, index)
-            ctx.emit(_guarded(exists, ir.Store(w.array, tuple(place), ir.Load(w.buf.dtype, w.buf, tuple(index)))))
+        self._copy(ctx, w, lambda place, index: ir.Store(w.array, place, ir.Load(w.buf.dtype, w.buf, index)))
 
-        _in_order(ctx, w.buf.shape, one)
+    def _copy(self, ctx: Lowering, w: Window, store: Callable[[Any, Any], ir.Stmt]) -> None:
+        """Copy the elements of a window that exist."""
+        if not all(isinstance(b, (Blocked, Squeezed)) for b in w.mapping.block_shape) or 0 in w.mapping.array.shape:
+
+            def one(index):
+                place, exists = self._place(w, index)
+                ctx.emit(_guarded(exists, store(tuple(place), tuple(index))))
+
+            _in_order(ctx, w.buf.shape, one)
+            return
+        kept = [d for d, b in enumerate(w.mapping.block_shape) if not isinstance(b, Squeezed)]
+        for s in self._parts(ctx, w, store, kept, []):
+            ctx.emit(s)
+
+    def _parts(
+        self, ctx: Lowering, w: Window, store: Callable[[Any, Any], ir.Stmt], dims: Sequence[int], extents: list[int]
+    ) -> list[ir.Stmt]:
+        """Loops of fixed sizes: a block is whole in a dimension, or it is the last one, whose size is known, too."""
+        if not dims:
+            with ctx.nested() as block:
+                ctx.loops(extents, lambda index: ctx.emit(store(tuple(self._place(w, index)[0]), tuple(index))))
+            return list(block)
+        d, *rest = dims
+        n, size = w.mapping.array.shape[d], w.mapping.sizes[d]
+        if n % size == 0:
+            return self._parts(ctx, w, store, rest, [*extents, size])
+        last = self._parts(ctx, w, store, rest, [*extents, n % size])
+        if n < size:
+            return last
+        whole = self._parts(ctx, w, store, rest, [*extents, size])
+        fits = _compare("le", w.starts[d], n - size)
+        return [ir.If(ir.Op(ir.INDEX, "convert", (fits,)), (tuple(last), tuple(whole)))]
 
 
 def _guarded(exists: ir.Expr | None, store: ir.Stmt) -> ir.Stmt:
