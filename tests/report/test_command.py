@@ -353,3 +353,30 @@ def test_a_grid_of_a_million_programs(program, capfd):
     (call,) = found["calls"]
     assert call["sampled"] and call["programs"] == 4 * MAX_POINTS
     assert "not-checked" in {f["kind"] for f in call["findings"]}
+
+
+SIMULATED = """
+from palladion import tpu as pltpu
+
+def start_only(x_ref, o_ref, sem):
+    pltpu.make_async_copy(x_ref, o_ref, sem).start()
+
+in_hbm = pl.BlockSpec(memory_space=pl.ANY)
+call()
+pl.pallas_call(start_only, x, in_specs=[in_hbm], out_specs=in_hbm, scratch_shapes=[pltpu.SemaphoreType.DMA],
+               interpret=pltpu.InterpretParams())(x)
+call()
+"""
+
+
+def test_what_the_simulated_tpu_finds_is_in_the_report(program, capsys):
+    file = program(SIMULATED)
+    assert main([file]) == 1
+    text = capsys.readouterr().out
+    assert "error  missing-wait at program.py" in text
+    assert "2 kernel calls in program.py: 1 error" in text
+    assert "The program ended with the last call's finding" in text
+    assert main(["--json", file]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["failure"], found["counts"]["errors"]) == (None, 1)
+    assert found["calls"][-1]["findings"][0]["kind"] == "missing-wait"

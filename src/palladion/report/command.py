@@ -20,6 +20,7 @@ from rich.progress import Progress
 from palladion.compiler import entry
 from palladion.compiler.entry import TARGETS, compile_call
 from palladion.compiler.reports import CompiledCall
+from palladion.errors import Finding, KernelFinding
 from palladion.report.analysis import CallReport, analyse, steps_of
 from palladion.report.calls import Call, Recorder
 from palladion.report.documents import document
@@ -95,6 +96,9 @@ def _open_stdout() -> Iterator[None]:
 def _report(options: _Options, recorder: Recorder, failure: BaseException | None) -> int:
     """Analyse and print what was recorded; the exit status."""
     reports = _analyse(recorder.calls, options.targets)
+    found_by = failure if isinstance(failure, KernelFinding) and reports else None
+    if found_by is not None:  # what a check is for, and no failure of the program
+        reports, failure = _with(reports, found_by.finding), None
     wrong = count_levels(reports)["error"] or refusals(reports)
     status = 2 if failure is not None else 1 if wrong else 0
     try:
@@ -103,6 +107,8 @@ def _report(options: _Options, recorder: Recorder, failure: BaseException | None
             print(json.dumps(found, indent=2))
         else:
             _print(reports, options.file, recorder.symbolic, failure is not None)
+            if found_by is not None:
+                print("The program ended with the last call's finding; what comes after it was not looked at.")
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads any longer: the command line ends quietly
         raise
@@ -113,6 +119,12 @@ def _report(options: _Options, recorder: Recorder, failure: BaseException | None
     if failure is not None:
         print(explain_failure(failure, options.file), file=sys.stderr)
     return status
+
+
+def _with(reports: Sequence[CallReport], finding: Finding) -> list[CallReport]:
+    """The reports with what a simulator found in the last call."""
+    *before, last = reports
+    return [*before, dataclasses.replace(last, findings=(finding, *last.findings))]
 
 
 def _close_stdout() -> None:
