@@ -119,8 +119,9 @@ def test_two_copies_into_halves_and_into_one_place():
 
 
 def test_a_race_may_be_a_warning():
-    with pytest.warns(pl.PalladionWarning, match="Race on v"):
+    with pytest.warns(pl.PalladionWarning, match="Race on v") as caught:
         run(copy_then(True), VMEM, DMA, on_race="warn", **RACES)
+    assert caught[0].filename.endswith("test_findings.py")
 
 
 # --- races of cores ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A machine lives for one kernel call: nothing has to be reset after an exception.
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -240,7 +241,12 @@ class Machine:
         self.findings.append(finding)
         if not warn:
             raise KernelFinding(finding)
-        warnings.warn(str(KernelFinding(finding)), PalladionWarning, stacklevel=2)
+        text = str(KernelFinding(finding))
+        place = re.match(r"(.+?):(\d+) \(", where or "")  # an agent's stack does not reach to the user's call
+        if place is None:
+            warnings.warn(text, PalladionWarning, stacklevel=2)
+        else:
+            warnings.warn_explicit(text, PalladionWarning, place[1], int(place[2]))
 
     def keep_watch(self, made: Any, core: Core) -> None:
         """At the end of the call, semaphores must be back at zero."""
