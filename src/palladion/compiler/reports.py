@@ -37,11 +37,11 @@ class Remark:
     """What became of a part of a kernel.
 
     Attributes:
-      subject: "loop", "reduction" or "axis".
-      size: rounds of a loop, programs along an axis; None where only run time knows.
+      subject: "loop", "reduction", "product" (of matrices) or "axis".
+      size: rounds of a loop, multiplications of a product, programs along an axis; None where only run time knows.
       index: which axis; None for loops.
       good: whether it runs in vectors, or in parallel.
-      kind: the reason in one word ("strided", "same-block").
+      kind: the reason in one word ("strided", "same-block"); of a product its sizes, m×n×k.
       why: the reason as part of a sentence.
       where: the user's lines, `file:line (function)`.
     """
@@ -59,6 +59,8 @@ class Remark:
         """`axis 0 (8 programs)`, `loop of 512`."""
         if self.subject == "axis":
             return f"axis {self.index}" + (f" ({count_of(self.size, 'program')})" if self.size is not None else "")
+        if self.subject == "product":
+            return f"product {self.kind}"
         return f"{self.subject} of {'?' if self.size is None else f'{self.size:,}'}"
 
     @property
@@ -66,6 +68,8 @@ class Remark:
         """How it runs, in words."""
         if self.subject == "axis":
             return "in parallel" if self.good else "in order"
+        if self.subject == "product":
+            return "by a packed kernel, in vectors"
         return "in vectors" if self.good else "one element at a time"
 
     @property

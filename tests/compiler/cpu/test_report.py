@@ -330,3 +330,15 @@ def test_the_folder_may_change_after_the_first_kernel(tmp_path):
         with config.state("cache_dir")(str(tmp_path / name)):
             compile.compile_call(compile._Key(params_of(rows(softmax_kernel, n=n), sds(n, 512))))
     assert [len(list((tmp_path / name).glob("*.o"))) for name in ("a", "b")] == [1, 1]
+
+
+def test_a_product_is_told_of_with_its_sizes_and_line():
+    def matmul(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(a_ref[...], b_ref[...])
+
+    x = jax.ShapeDtypeStruct((64, 48), jnp.float32)
+    y = jax.ShapeDtypeStruct((48, 32), jnp.float32)
+    call = pl.pallas_call(matmul, jax.ShapeDtypeStruct((64, 32), jnp.float32), compiler_params=plcpu.CompilerParams())
+    text = str(pl.compile(call, x, y))
+    assert "product 64×32×48 by a packed kernel, in vectors" in text
+    assert "test_report.py" in text.split("product 64")[1].splitlines()[0]

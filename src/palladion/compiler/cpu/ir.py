@@ -254,7 +254,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MatMul(Stmt):
-    """out (+)= a @ b for each of `batch` matrices of m x k and k x n."""
+    """out (+)= a @ b for each of `batch` matrices of m x k and k x n; `where` holds its equation, for reports."""
 
     out: View
     a: View
@@ -264,6 +264,7 @@ class MatMul(Stmt):
     n: int
     k: int
     accumulate: bool
+    where: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

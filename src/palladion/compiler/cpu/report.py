@@ -86,6 +86,10 @@ def _axes(unit: Unit) -> list[Remark]:
 
 def _loops(unit: Unit) -> list[Remark]:
     result: dict[Remark, None] = {}  # loops that are alike are told of once
+    for s in unit.products():
+        sizes = "×".join(f"{n:,}" for n in ((s.batch,) if s.batch > 1 else ()) + (s.m, s.n, s.k))
+        where = tuple(line for eqn in s.where if (line := locations.location_of(eqn)))
+        result[Remark("product", s.batch * s.m * s.n * s.k, None, True, sizes, "", where)] = None
     for note in unit.notes:
         if note.reason == "outer":
             continue

@@ -101,6 +101,11 @@ class Unit:
         spaces = [self._products().workspace_bytes(_spec(s)) for s in self._statements() if isinstance(s, ir.MatMul)]
         self.arena_bytes = self.workspace_at + -(-max(spaces, default=0) // arena.ALIGN) * arena.ALIGN
 
+    def products(self) -> list[ir.MatMul]:
+        """The matrix products of the main version, for reports."""
+        version = self.program.inner or self.program.edge
+        return [s for s in ir.statements(version.block if version else ()) if isinstance(s, ir.MatMul)]
+
     @classmethod
     def of(cls, params: dict[str, Any]) -> Unit:
         """The unit of a call, from the parameters of its `pallas_call` equation."""

@@ -74,7 +74,7 @@ def product(ctx: Lowering, eqn, a: Lazy, b: Lazy, out: ir.View, accumulate: bool
     sizes = [math.prod(a.shape[d] for d in g) for g in a_groups]
     n = math.prod(b.shape[d] for d in b_groups[2])
     a_view, b_view = _view(ctx, a, a_groups, acc), _view(ctx, b, b_groups, acc)
-    ctx.emit(ir.MatMul(out, a_view, b_view, sizes[0], sizes[1], n, sizes[2], accumulate))
+    ctx.emit(ir.MatMul(out, a_view, b_view, sizes[0], sizes[1], n, sizes[2], accumulate, (eqn,)))
 
 
 @RULES.rule(lax.dot_general_p)
