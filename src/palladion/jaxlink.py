@@ -90,6 +90,8 @@ jax_debug_print_p = debugging.debug_print_p
 remat_p = ad_checkpoint.remat_p
 custom_jvp_call_p = custom_derivatives.custom_jvp_call_p
 custom_vjp_call_p = custom_derivatives.custom_vjp_call_p
+# Primitives that call a function, and the parameter that holds the jaxpr that runs (not its derivatives).
+CALLED = {jit_p: "jaxpr", remat_p: "jaxpr", custom_jvp_call_p: "call_jaxpr", custom_vjp_call_p: "call_jaxpr"}
 ref_p = core.ref_p
 freeze_p = core.freeze_p
 free_ref_p = core.free_ref_p

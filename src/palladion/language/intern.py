@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -112,3 +112,22 @@ def _jaxpr_key(jaxpr: Any) -> Hashable:
         for eqn in jaxpr.eqns
     )
     return ("jaxpr", binders, eqns, tuple(map(atom, jaxpr.outvars)))
+
+
+class CallKey:
+    """The parameters of a call as a key for an executor's own cache: equal by identity of their jaxpr.
+
+    Arguments:
+      params: of a `pallas_call` equation.
+      fields: those that the cached thing depends on; one that is absent counts as None.
+    """
+
+    def __init__(self, params: dict[str, Any], fields: Iterable[str]) -> None:
+        self.params = params
+        self._key = tuple(map(params.get, fields))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallKey) and self._key == other._key

@@ -232,17 +232,9 @@ def _with_agent(function: Callable, ins: Sequence[int], outs: Sequence[int], mul
 
 
 # --- calls and control flow ----------------------------------------------------------------------------------------
-_INLINED = {
-    jaxlink.jit_p: "jaxpr",
-    jaxlink.remat_p: "jaxpr",
-    jaxlink.custom_jvp_call_p: "call_jaxpr",
-    jaxlink.custom_vjp_call_p: "call_jaxpr",
-}
-
-
 def _inner(eqn: Any) -> Any:
     """The jaxpr of a call that is written out in place, or None."""
-    if (name := _INLINED.get(eqn.primitive)) is not None:
+    if (name := jaxlink.CALLED.get(eqn.primitive)) is not None:
         return eqn.params[name]
     if eqn.primitive.name == "call_hi_primitive":  # a function that JAX expands late (jnp.searchsorted)
         function = eqn.params["_prim"]

@@ -11,7 +11,7 @@ effects on memory happen at its completion, and whoever waits for it learns of t
 One agent runs at a time, and switches happen only in `wait` and `pause`, so that a run repeats exactly.
 
 A `Counter` is what semaphores and barriers are made of: tokens that carry the clock of whoever put them there. Taking
-tokens joins these clocks, oldest first; that is how happens-before follows synchronisation and nothing else.
+tokens teaches what is certain of these clocks; that is how happens-before follows synchronisation and nothing else.
 """
 
 from __future__ import annotations
@@ -184,11 +184,6 @@ class Engine:
         self._skip: Agent | None = None  # who has just let others go first
 
     # --- who and where ----------------------------------------------------------------------------------------------
-    def site(self, of: Any) -> int:
-        """A number for a place in the program."""
-        self.sites.append(of)
-        return len(self.sites) - 1
-
     def agent(self, name: str, place: Any, run: Callable[[Agent], None]) -> Agent:
         """A new agent that will run `run(agent)`."""
         actor = self.registry.actor(name)

@@ -4,7 +4,7 @@
 themselves on import. See `values_table.py` for what a rule is and how values are held.
 """
 
-from palladion.simulator import (
+from palladion.simulator import (  # noqa: F401 - they register their rules
     values_casts,
     values_elementwise,
     values_indexing,
@@ -20,17 +20,3 @@ from palladion.simulator import (
 from palladion.simulator.values_table import ARRAYS, array_function, straight_line
 
 __all__ = ["ARRAYS", "array_function", "straight_line"]
-
-FAMILIES = (
-    values_casts,
-    values_elementwise,
-    values_indexing,
-    values_math,
-    values_products,
-    values_random,
-    values_reduce,
-    values_scatter,
-    values_shapes,
-    values_sort,
-    values_windows,
-)

@@ -171,9 +171,6 @@ def total_order(dtype: np.dtype) -> Callable[[Any], Any]:
 
 
 # --- small functions given in jaxprs -----------------------------------------------------------------------------
-_CALLS = {jaxlink.jit_p: "jaxpr", jaxlink.custom_jvp_call_p: "call_jaxpr", jaxlink.custom_vjp_call_p: "call_jaxpr"}
-
-
 def straight_line(jaxpr: Any) -> Callable[..., list[Any]]:
     """The function of a jaxpr of array primitives and nested calls, without control flow or Refs.
 
@@ -187,8 +184,8 @@ def straight_line(jaxpr: Any) -> Callable[..., list[Any]]:
     held = {v: np.asarray(c) for v, c in zip(jaxpr.constvars, consts)}
     steps = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive in _CALLS:
-            function, several = straight_line(eqn.params[_CALLS[eqn.primitive]]), True
+        if eqn.primitive in jaxlink.CALLED:
+            function, several = straight_line(eqn.params[jaxlink.CALLED[eqn.primitive]]), True
         else:
             function, several = array_function(eqn), eqn.primitive.multiple_results
         steps.append((function, [_reader(v) for v in eqn.invars], eqn.outvars, several))

@@ -22,9 +22,6 @@ from palladion.language.blocks import BoundedSlice, Element
 from palladion.language.grid import BlockMapping, GridMapping
 from palladion.language.index_maps import MAX_POINTS, evaluate, grid_points, reads_prefetch
 
-_CALLS = {jaxlink.jit_p: "jaxpr", jaxlink.remat_p: "jaxpr"}
-_CALLS |= dict.fromkeys((jaxlink.custom_jvp_call_p, jaxlink.custom_vjp_call_p), "call_jaxpr")
-
 
 def _is_var(atom: Any) -> bool:
     return not isinstance(atom, jaxlink.Literal)
@@ -43,8 +40,8 @@ def _first_use(jaxpr: Any, var: Any) -> str | None:
         if eqn.primitive is jaxlink.swap_p and len(eqn.invars) == 2:
             unused = eqn.outvars[0] not in used
             return "written" if unused else "other"
-        if eqn.primitive in _CALLS:
-            inner = eqn.params[_CALLS[eqn.primitive]]
+        if eqn.primitive in jaxlink.CALLED:
+            inner = eqn.params[jaxlink.CALLED[eqn.primitive]]
             k = next(i for i, v in enumerate(eqn.invars) if v is var)
             return _first_use(inner, inner.invars[k]) or "other"
         return "other"

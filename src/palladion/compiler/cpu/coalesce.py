@@ -31,11 +31,6 @@ _NAMES = """
     population_count clz nextafter select_n clamp convert_element_type
 """.split()
 ELEMENTWISE = {getattr(lax, f"{name}_p") for name in _NAMES}
-CALLS = {
-    jaxlink.jit_p: "jaxpr",
-    jaxlink.custom_jvp_call_p: "call_jaxpr",
-    jaxlink.custom_vjp_call_p: "call_jaxpr",
-}
 
 
 def coalesce(params: dict[str, Any]) -> dict[str, Any]:
@@ -98,8 +93,8 @@ def _is_elementwise(jaxpr: Any, shape: tuple[int, ...]) -> bool:
 def _equations(jaxpr: Any) -> Iterator[Any]:
     """Those of a jaxpr and of the jaxprs that it calls."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive in CALLS:
-            inner = eqn.params[CALLS[eqn.primitive]]
+        if eqn.primitive in jaxlink.CALLED:
+            inner = eqn.params[jaxlink.CALLED[eqn.primitive]]
             yield from _equations(inner)
         else:
             yield eqn
@@ -136,8 +131,8 @@ def _traced_for(jaxpr: Any, mappings: Sequence[BlockMapping]) -> Any:
         for eqn in inner.eqns:
             inputs = [read(a) for a in eqn.invars]
             with locations.as_traced(eqn):
-                if eqn.primitive in CALLS:
-                    outs = run(eqn.params[CALLS[eqn.primitive]], inputs)
+                if eqn.primitive in jaxlink.CALLED:
+                    outs = run(eqn.params[jaxlink.CALLED[eqn.primitive]], inputs)
                 elif eqn.primitive is lax.broadcast_in_dim_p:
                     outs = [lax.broadcast(inputs[0], shape)]
                 elif eqn.primitive is jaxlink.get_p:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from palladion import jaxlink
 from palladion.compiler.cpu import boundary, dumps, runtime, source
 from palladion.errors import explain
+from palladion.language.intern import CallKey
 
 if TYPE_CHECKING:
     from palladion.compiler.cpu.unit import Unit
@@ -40,28 +41,12 @@ def _call_across(params: dict[str, Any], out_dtypes: Sequence[Any], *operands: A
     return [boundary.leave([next(outs) for _ in range(n)], d) for n, d in zip(counts, out_dtypes)]
 
 
-class _Key:
-    """The parameters of a call, hashed by identity of their jaxpr."""
-
-    def __init__(self, params: dict[str, Any]) -> None:
-        self.params = params
-        self._key = (
-            params["jaxpr"],
-            params["grid_mapping"],
-            params["input_output_aliases"],
-            params["debug_checks"],
-            params["compiler_params"],
-        )
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._key == other._key
+_FIELDS = ("jaxpr", "grid_mapping", "input_output_aliases", "debug_checks", "compiler_params")
+_Key = functools.partial(CallKey, fields=_FIELDS)
 
 
 @functools.lru_cache(1024)
-def compile_call(call: _Key) -> int:
+def compile_call(call: CallKey) -> int:
     """Compile a kernel call, or find its code in memory or on disk; its content key (runtime.py).
 
     A call that the cache knows by its text (source.py) is not lowered again. Calls that print or check are, as what

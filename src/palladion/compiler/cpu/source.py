@@ -26,9 +26,6 @@ from jax import lax
 from palladion import jaxlink
 from palladion.language.cost import CostEstimate
 
-# What matters of calls of functions: the body that runs, not its derivatives, names and shardings.
-_BODY = {jaxlink.jit_p: "jaxpr", jaxlink.remat_p: "jaxpr"}
-_BODY |= dict.fromkeys((jaxlink.custom_jvp_call_p, jaxlink.custom_vjp_call_p), "call_jaxpr")
 _PARAMS = ("name", "jaxpr", "grid_mapping", "input_output_aliases", "debug_checks", "compiler_params")
 _SILENT = ("map_location", "origin")  # fields of dataclasses that say where something was written
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -108,8 +105,8 @@ def _jaxpr(jaxpr: Any) -> Any:
 
 
 def _params(eqn: Any) -> Any:
-    if eqn.primitive in _BODY:
-        return _value(eqn.params[_BODY[eqn.primitive]])
+    if eqn.primitive in jaxlink.CALLED:  # of a call the body matters, not its derivatives, names and shardings
+        return _value(eqn.params[jaxlink.CALLED[eqn.primitive]])
     params = dict(eqn.params)
     if eqn.primitive is lax.scan_p:  # these say how its operands are grouped: so many constants, so many carries
         del params["ft_in"], params["ft_out"]

@@ -17,14 +17,6 @@ from jax import lax
 
 from palladion import jaxlink, locations
 
-# The parameter that holds what a call runs.
-_CALLS = {
-    jaxlink.jit_p: "jaxpr",
-    jaxlink.remat_p: "jaxpr",
-    jaxlink.custom_jvp_call_p: "call_jaxpr",
-    jaxlink.custom_vjp_call_p: "call_jaxpr",
-}
-
 
 def is_literal(atom: Any) -> bool:
     """Whether an operand of an equation is a constant written into it."""
@@ -85,8 +77,8 @@ def run_inlined(
     for eqn in jaxpr.eqns:
         values = [read(a) for a in eqn.invars]
         here = eqn if at is None or locations.location_of(eqn) else at
-        if eqn.primitive in _CALLS and inlines(eqn):
-            outs = run_inlined(eqn.params[_CALLS[eqn.primitive]], values, inlines, here)
+        if eqn.primitive in jaxlink.CALLED and inlines(eqn):
+            outs = run_inlined(eqn.params[jaxlink.CALLED[eqn.primitive]], values, inlines, here)
         else:
             outs = bind(eqn, values, here)
         env.update(zip(eqn.outvars, outs))
@@ -194,7 +186,7 @@ def trace(fun: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Graph:
         return fun(*args, **kwargs)
 
     jaxpr, out_tree = jaxlink.trace_to_jaxpr(flat_fun, avals, info)
-    if any(eqn.primitive in _CALLS for eqn in jaxpr.eqns):
+    if any(eqn.primitive in jaxlink.CALLED for eqn in jaxpr.eqns):
         jaxpr, _ = jaxlink.trace_to_jaxpr(functools.partial(_flat_run, jaxpr), avals, info)
     return Graph(
         eqns=tuple(needed(jaxpr.eqns, jaxpr.outvars)),

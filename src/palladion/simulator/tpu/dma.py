@@ -19,7 +19,7 @@ import numpy as np
 
 from palladion import jaxlink
 from palladion.errors import count_of, explain
-from palladion.language.semaphores import DeviceIdType, semaphore_read_p, semaphore_signal_p, semaphore_wait_p
+from palladion.language.semaphores import semaphore_read_p, semaphore_signal_p, semaphore_wait_p
 from palladion.language.tpu.dma import dma_start_p, dma_wait_p
 from palladion.language.tpu.semaphores import get_barrier_semaphore_p
 from palladion.simulator.code import Compiler, View, location, placeholders
@@ -70,7 +70,7 @@ class Waiting:
 
 
 # --- other devices -------------------------------------------------------------------------------------------------
-def target(core: Core, eqn: Any, device_id: Any, kind: DeviceIdType, core_index: Any, operands: Any) -> Core:
+def target(core: Core, eqn: Any, device_id: Any, core_index: Any, operands: Any) -> Core:
     """The core that a device id names, in its core's own place on that device unless told otherwise."""
     machine = core.machine
     index = core.index if core_index is None else int(operands[core_index])
@@ -147,7 +147,7 @@ def _dma_start(compiler: Compiler, eqn: Any) -> Callable:
     src, dst = _End(eqn, given.src), _End(eqn, given.dst)
     dst_sem = None if given.dst_sem is None else _End(eqn, given.dst_sem)
     src_sem = None if given.src_sem is None else _End(eqn, given.src_sem)
-    device, kind, add = _numbers(given.device_id), eqn.params["device_id_type"], eqn.params["add"]
+    device, add = _numbers(given.device_id), eqn.params["add"]
     remote = device is not None
     site_of = compiler.machine[1]
     site, size = site_of(eqn), src.count()
@@ -159,7 +159,7 @@ def _dma_start(compiler: Compiler, eqn: Any) -> Callable:
         check_bounds(agent, eqn, src.view, operands, source, "copy from")
         check_bounds(agent, eqn, dst.view, operands, goal, "copy to")
         source_part, goal_part = src.view.region(operands), dst.view.region(operands)
-        other = target(core, eqn, device, kind, None, operands) if remote else core
+        other = target(core, eqn, device, None, operands) if remote else core
         if remote:
             goal = counterpart(agent, goal, other, eqn)
         source, goal = source.as_it_is(), goal.as_it_is()
@@ -234,14 +234,14 @@ def _signal(compiler: Compiler, eqn: Any) -> Callable:
     given = jax.tree.unflatten(eqn.params["tree"], placeholders(eqn))
     end, value, device = _End(eqn, given.sem), given.value.k, _numbers(given.device_id)
     core_index = None if given.core_index is None else given.core_index.k
-    kind, site = eqn.params["device_id_type"], compiler.machine[1](eqn)
+    site = compiler.machine[1](eqn)
     here = device is None and core_index is None
 
     def signal(agent: Any, *operands: Any) -> list:
         core: Core = agent.place
         sem, part = _semaphore(end, operands)
         if not here:
-            other = target(core, eqn, device, kind, core_index, operands)
+            other = target(core, eqn, device, core_index, operands)
             sem = counterpart(agent, sem, other, eqn)
         clock = agent.actor.publish() if core.machine.tracking else None
         amount = int(operands[value])

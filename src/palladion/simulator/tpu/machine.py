@@ -18,6 +18,7 @@ from palladion.errors import Finding, KernelFinding, PalladionWarning
 from palladion.language.dtypes import unwritten
 from palladion.language.interpret_params import LoggingMode
 from palladion.language.refs import MemorySpace
+from palladion.language.semaphores import SemaphoreDType
 from palladion.language.tpu.memory import MemorySpace as TpuMemory
 from palladion.language.tpu.params import InterpretParams
 from palladion.simulator.clocks import site_of
@@ -114,16 +115,15 @@ class Core:
         self.before = 0.0
         self.visited: dict[int, Any] = {}
 
-    def hold(self, ref: Any, count: int, label: str) -> int:
-        """Take VMEM for `count` buffers of a Ref's type; the bytes.
+    def hold(self, ref: Any, count: int, label: str) -> None:
+        """Take VMEM for `count` buffers of a Ref's type.
 
         Raises:
           KernelFinding: VMEM is full.
         """
         if ref.memory_space in OFF_VMEM or jaxlink.is_opaque(ref.dtype):
-            return 0
-        size = count * chip.tile_bytes(ref.shape, ref.dtype, self.machine.info)
-        self.vmem_bytes += size
+            return
+        self.vmem_bytes += count * chip.tile_bytes(ref.shape, ref.dtype, self.machine.info)
         self.most_vmem = max(self.most_vmem, self.vmem_bytes)
         limit = self.machine.vmem_limit
         if limit is not None and self.vmem_bytes > limit:
@@ -136,7 +136,6 @@ class Core:
                 operand=label,
                 hint="take smaller blocks; each block has two buffers (pl.Buffered(1) asks for one), in whole tiles",
             )
-        return size
 
     @property
     def name(self) -> str:
@@ -209,7 +208,7 @@ class Machine:
     def allocate(self, ref: Any, label: str, place: Any, key: Any) -> Buffer | Semaphores:
         """A buffer, or semaphores, for a Ref's type."""
         dtype = ref.dtype
-        if jaxlink.is_opaque(dtype) and str(dtype).endswith("sem"):
+        if isinstance(dtype, SemaphoreDType):
             return Semaphores(ref.shape, label, str(dtype), place, key)
         return Buffer(self.empty(ref.shape, dtype), label, ref.memory_space, place, key, self.track_vmem)
 

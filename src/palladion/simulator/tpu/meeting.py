@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -130,8 +129,3 @@ def mesh_axes(ctx: Any) -> dict[str, int]:
             hint="let jax.shard_map take all axes of the mesh: leave out axis_names",
         )
     return {a: context.mesh.shape[a] for a in context.mesh.axis_names if a in manual} if manual else {}
-
-
-def size(axes: Mapping[str, int]) -> int:
-    """How many devices the axes make."""
-    return math.prod(axes.values())

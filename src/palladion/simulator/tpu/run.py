@@ -21,6 +21,7 @@ import numpy as np
 from palladion import jaxlink
 from palladion.errors import KernelFinding, count_of, mistake
 from palladion.language.grid import GridMapping
+from palladion.language.intern import CallKey
 from palladion.language.tpu.params import InterpretParams
 from palladion.simulator import memory, report
 from palladion.simulator.code import Code, Compiler
@@ -70,25 +71,12 @@ class Prepared:
         return self.params["grid_mapping"]
 
 
-class _Key:
-    """The parameters of a call that preparing depends on, by identity of the jaxpr."""
-
-    def __init__(self, params: dict[str, Any]) -> None:
-        self.params = params
-        self._key = tuple(
-            params.get(k)
-            for k in ("jaxpr", "grid_mapping", "input_output_aliases", "interpret", "compiler_params", "mesh")
-        )
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._key == other._key
+_FIELDS = ("jaxpr", "grid_mapping", "input_output_aliases", "interpret", "compiler_params", "mesh")
+_Key = functools.partial(CallKey, fields=_FIELDS)
 
 
 @functools.lru_cache(512)
-def _prepare(key: _Key) -> Prepared:
+def _prepare(key: CallKey) -> Prepared:
     params = key.params
     gm: GridMapping = params["grid_mapping"]
     interpret: InterpretParams = params["interpret"]
@@ -304,7 +292,7 @@ class _Run:
         """Whether an output is filled at the end, where no program wrote: nobody can look at it before."""
         plan = self.prepared.outputs[k]
         whole = plan.mapping.memory_space in HBM_SPACES or self.prepared.mesh is not None
-        return not (whole or self.prepared.machine_only or k in self.prepared.aliases or plan.blocks() is None)
+        return not (whole or self.prepared.machine_only or k in self.prepared.aliases or not plan.side_by_side)
 
     def _fill_rest(self, k: int) -> None:
         plan = self.prepared.outputs[k]
@@ -313,7 +301,7 @@ class _Run:
             for core in self.machine.cores:
                 if core.device is device:
                     seen |= {self._clamped(plan, flat) for flat in core.visited.get(k, ())}
-            rest = [b for b in plan.blocks() or () if b not in seen]
+            rest = [b for b in plan.blocks() if b not in seen]
             data = hbm[f"output {k}"].data
             for block in rest:
                 data[plan.at(block)[0]] = self.machine.fill(data.dtype)

@@ -105,17 +105,18 @@ class Plan:
         return None
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether the array is cut into blocks that do not overlap, numbered along each dimension."""
+        return not any(isinstance(b, (Element, BoundedSlice, Indirect)) for b in self.mapping.block_shape)
+
+    @property
     def divides(self) -> bool:
         """Whether the array is cut into blocks that all lie inside it."""
-        mapping = self.mapping
-        if any(isinstance(b, (Element, BoundedSlice, Indirect)) for b in mapping.block_shape):
-            return False
-        return all(size and n % size == 0 for n, size in zip(mapping.array.shape, mapping.sizes))
+        pairs = zip(self.mapping.array.shape, self.mapping.sizes)
+        return self.side_by_side and all(size and n % size == 0 for n, size in pairs)
 
-    def blocks(self) -> list[tuple[int, ...]] | None:
-        """Every index that the index map may give, where the array is cut into blocks side by side; else None."""
-        if any(isinstance(b, (Element, BoundedSlice, Indirect)) for b in self.mapping.block_shape):
-            return None
+    def blocks(self) -> list[tuple[int, ...]]:
+        """Every index that the index map may give, where blocks lie side by side."""
         return list(itertools.product(*[range(high + 1) for _, high in self.mapping.extents]))
 
     def starts(self, flat: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -193,13 +194,6 @@ class InPlace:
         self.view.lie_in(self.whole, tuple(index))
 
 
-class _Held:
-    """An operand's block, as `Core.hold` takes it."""
-
-    def __init__(self, mapping: BlockMapping) -> None:
-        self.shape, self.dtype, self.memory_space = mapping.ref_shape, mapping.array.dtype, mapping.memory_space
-
-
 class Window:
     """One operand of a running core: its buffers in VMEM and where they stand.
 
@@ -210,20 +204,18 @@ class Window:
     def __init__(self, plan: Plan, core: Core, hbm: Buffer, key: Any, direct: bool) -> None:
         self.plan, self.core, self.hbm, self.direct = plan, core, hbm, direct
         machine: Machine = core.machine
-        self.block = plan.mapping.sizes
         mapping = plan.mapping
         self.label = mapping.origin.split(" ")[0]
         single = all(n == 1 for n in core.sizes)
-        core.hold(_Held(mapping), 1 if single else plan.count, mapping.origin)
+        core.hold(mapping.ref_aval(), 1 if single else plan.count, mapping.origin)
         self.view = Buffer(np.empty(0), mapping.origin, mapping.memory_space, core, key, False)
         self.slots: list[Buffer] = []
         if not direct:
             for k in range(plan.count):
                 data = machine.empty(mapping.sizes, mapping.array.dtype)
-                slot = Buffer(data, mapping.origin, mapping.memory_space, core, (key, k), False)
-                if machine.track_vmem:
-                    slot.writes, slot.reads = np.zeros(data.shape, np.int64), np.zeros(data.shape, np.int64)
-                self.slots.append(slot)
+                self.slots.append(
+                    Buffer(data, mapping.origin, mapping.memory_space, core, (key, k), machine.track_vmem)
+                )
         self.turn = -1
         self.now: tuple[Any, ...] | None = None
         self.at: Any = None

@@ -24,7 +24,6 @@ from palladion.rules import RuleTable
 RULES = RuleTable("native CPU")
 
 Index = tuple[ir.Expr, ...]
-_CALLS = {jaxlink.jit_p, jaxlink.remat_p, jaxlink.custom_jvp_call_p, jaxlink.custom_vjp_call_p}
 EXPENSIVE = 4  # from this cost on, a value that is used more than once is kept
 
 
@@ -263,7 +262,7 @@ class Lowering:
         products = {product: k for k, (_, product, _) in sums.items()}
         waiting: dict[int, Any] = {}
         outside = self.here  # a function under jit was perhaps traced for another kernel: its lines are not this one's
-        inside_call = bool(outside) and outside[0].primitive in _CALLS
+        inside_call = bool(outside) and outside[0].primitive in jaxlink.CALLED
         try:
             for number, eqn in enumerate(jaxpr.eqns):
                 self.here = outside if inside_call else (eqn,)
