@@ -29,6 +29,7 @@ from typing import Any
 
 import jax
 
+from palladion import config, executors
 from palladion.errors import explain
 
 ROOT = "jax.experimental.pallas"
@@ -38,6 +39,7 @@ SOURCES = {ROOT: "palladion", **{f"{ROOT}.{name}": f"palladion.{name}" for name 
 # JAX's Mosaic GPU compiler is not loaded, but kernels that ship with JAX import its profiler for their benchmarks.
 _MOSAIC_GPU = "jax.experimental.mosaic.gpu"
 _EMPTY = (_MOSAIC_GPU, f"{_MOSAIC_GPU}.profiler")
+_TEST_UTILITIES = "jax._src.test_util"  # those kernels import it, too, and need absl-py for nothing else
 _PRIVATE = "jax._src.pallas"
 # One of these in sys.modules means that JAX's own language is alive in the process.
 _LOADED_BY_JAX = (f"{_PRIVATE}.pallas_call", f"{_PRIVATE}.primitives", f"{_PRIVATE}.hlo_interpreter")
@@ -79,7 +81,14 @@ def _absent(module: str, source: types.ModuleType) -> Any:
 
 
 class _EmptyLoader(importlib.abc.Loader):
-    """A module of JAX's Mosaic GPU compiler: it imports, and asking it for anything says why it is empty."""
+    """A module that imports, and asking it for anything says why it is empty.
+
+    Arguments:
+      why: to follow the name asked for. fix: what to do about it.
+    """
+
+    def __init__(self, why: str, fix: str) -> None:
+        self.why, self.fix = why, fix
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None
@@ -90,13 +99,17 @@ class _EmptyLoader(importlib.abc.Loader):
         def __getattr__(attribute: str) -> Any:
             if attribute.startswith("__"):
                 raise AttributeError(f"module {name!r} has no attribute {attribute!r}", name=attribute, obj=module)
-            message = explain(
-                f"{name}.{attribute} is part of JAX's Mosaic GPU compiler, which a program on Palladion does not use.",
-                hint="take this path only without `palladion.dropin`; Palladion's own GPU compiler is later work",
-            )
+            message = explain(f"{name}.{attribute} {self.why}.", hint=self.fix)
             raise AttributeError(message, name=attribute, obj=module)
 
         setattr(module, "__getattr__", __getattr__)  # noqa: B010 - a module-level function
+
+
+_COMPILER = _EmptyLoader(
+    "is part of JAX's Mosaic GPU compiler, which a program on Palladion does not use",
+    "take this path only without `palladion.dropin`; Palladion's own GPU compiler is later work",
+)
+_NO_ABSL = _EmptyLoader("needs the package absl-py, which is not installed", "pip install absl-py")
 
 
 # --- finding them ---------------------------------------------------------------------------------------------------
@@ -107,7 +120,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname.startswith(f"{ROOT}."):
             return _beneath(fullname)
         if fullname in _EMPTY:
-            return importlib.machinery.ModuleSpec(fullname, _EmptyLoader(), is_package=fullname == _MOSAIC_GPU)
+            return importlib.machinery.ModuleSpec(fullname, _COMPILER, is_package=fullname == _MOSAIC_GPU)
+        if fullname == _TEST_UTILITIES and importlib.util.find_spec("absl") is None:
+            return importlib.machinery.ModuleSpec(fullname, _NO_ABSL)
         if fullname.startswith(f"{_MOSAIC_GPU}."):
             raise _not_here(fullname, "JAX's Mosaic GPU compiler")
         if fullname.startswith(f"{_PRIVATE}.") and not _asked_by_jax():
@@ -163,6 +178,27 @@ def _asked_by_jax() -> bool:
     return False
 
 
+# --- devices --------------------------------------------------------------------------------------------------------
+_CORE_COUNT = "core_count"
+
+
+def _core_count(device: Any) -> int:
+    """How many cores a device has: `jax.devices()[0].core_count`, by which kernels choose their grids.
+
+    JAX's GPUs say it themselves. In the GPU interpret mode a device stands for a simulated GPU, and has its SMs.
+
+    Raises:
+      AttributeError: neither, as without Palladion.
+    """
+    try:
+        return device.__getattr__(_CORE_COUNT)
+    except AttributeError:
+        params = config.get("interpret")
+        if type(params).__name__ != "InterpretGPUParams":
+            raise
+    return executors.simulated_sms(params)
+
+
 # --- switching it on and off ----------------------------------------------------------------------------------------
 _finder = _Finder()
 
@@ -193,6 +229,7 @@ def install() -> None:
             )
         )
     sys.meta_path.insert(0, _finder)
+    setattr(jax.Device, _CORE_COUNT, property(_core_count))  # its class has no such attribute of its own
     for name in (ROOT, *(f"{ROOT}.{dialect}" for dialect in DIALECTS)):
         importlib.import_module(name)
 
@@ -202,7 +239,10 @@ def uninstall() -> None:
     if not installed():
         return
     sys.meta_path.remove(_finder)
-    for name in [m for m in sys.modules if f"{m}.".startswith((f"{ROOT}.", f"{_MOSAIC_GPU}."))]:
+    delattr(jax.Device, _CORE_COUNT)
+    ours = [m for m in sys.modules if f"{m}.".startswith((f"{ROOT}.", f"{_MOSAIC_GPU}."))]
+    ours += [_TEST_UTILITIES] if getattr(sys.modules.get(_TEST_UTILITIES), "__loader__", None) is _NO_ABSL else []
+    for name in ours:
         parent, _, attribute = name.rpartition(".")
         vars(sys.modules.get(parent, types.ModuleType(""))).pop(attribute, None)
         del sys.modules[name]

@@ -8,6 +8,7 @@ imports it when it is first needed.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ REFERENCE = "palladion.reference.interpret"
 EAGER = "palladion.reference.eager"
 NATIVE_CPU = "palladion.compiler.cpu.compile"
 SIMULATED_TPU = "palladion.simulator.tpu.run"
+SIMULATED_GPU = "palladion.simulator.gpu.run"
+# By the name of `interpret`'s class: the classes live in dialects that need not be imported for this.
+_MACHINES = {"InterpretParams": SIMULATED_TPU, "InterpretGPUParams": SIMULATED_GPU}
 
 WAYS_OUT = (
     "Ways out:\n"
@@ -27,32 +31,24 @@ WAYS_OUT = (
     "  - interpret=pl.EagerParams() the kernel's Python, program by program: print, breakpoint, assert\n"
     "  - compiler_params=plcpu.CompilerParams(), with `from palladion import cpu as plcpu`: native code\n"
     "  - interpret=pltpu.InterpretParams() the simulated TPU: copies, semaphores, several cores and devices\n"
+    "  - interpret=plgpu.InterpretGPUParams() the simulated GPU: TMA, barriers, tensor cores, with their rules\n"
     "  - palladion.config.cpu = 'interpret' or 'native', or `palladion run --cpu interpret FILE`, for a program\n"
     "  - run it on a machine with a TPU or GPU, once Palladion has a compiler for it"
 )
-
-# By name: the classes live in dialects that need not be imported for this.
-_NOT_BUILT = {
-    "InterpretGPUParams": "The simulated GPU (interpret=plgpu.InterpretGPUParams(...)) is not built yet; "
-    "use interpret=True or interpret=pl.EagerParams().",
-}
 
 
 def normalise_interpret(interpret: Any) -> Any:
     """Check a value of `interpret=` and fill in the defaults of `palladion.config`.
 
     Raises:
-      TypeError: it is not a value that `interpret` takes. TargetNotBuilt: it names a machine that is not there yet.
+      TypeError: it is not a value that `interpret` takes.
     """
     if interpret is None or interpret is False:
         interpret = config.get("interpret") or False
     if isinstance(interpret, bool):
         return interpret
-    name = type(interpret).__name__
-    if name in ("EagerParams", "InterpretParams"):
+    if is_eager(interpret) or type(interpret).__name__ in _MACHINES:
         return interpret
-    if name in _NOT_BUILT:
-        raise TargetNotBuilt(_NOT_BUILT[name])
     raise mistake(
         TypeError,
         f"interpret cannot be {kind_of(interpret)}.",
@@ -67,7 +63,7 @@ def is_eager(interpret: Any) -> bool:
 
 def finds_blocks_outside(interpret: Any) -> bool:
     """Whether the executor itself refuses blocks outside their array, instead of clamping them."""
-    return type(interpret).__name__ == "InterpretParams"
+    return type(interpret).__name__ in _MACHINES
 
 
 def runs_in_python(interpret: Any) -> bool:
@@ -83,8 +79,8 @@ def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> 
     """
     if interpret is True:
         return importlib.import_module(REFERENCE)
-    if type(interpret).__name__ == "InterpretParams":
-        return importlib.import_module(SIMULATED_TPU)
+    if (machine := _MACHINES.get(type(interpret).__name__)) is not None:
+        return importlib.import_module(machine)
     if platform == "cpu" and interpret is False:
         native = type(compiler_params).__module__.startswith("palladion.language.cpu.")
         wanted = "native" if native else config.get("cpu")
@@ -105,7 +101,7 @@ def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> 
 
 def run_in_python(*args: Any, **params: Any) -> Sequence[Any]:
     """Run a call on concrete arrays, where `runs_in_python`."""
-    module = EAGER if is_eager(params["interpret"]) else SIMULATED_TPU
+    module = EAGER if is_eager(params["interpret"]) else _MACHINES[type(params["interpret"]).__name__]
     return importlib.import_module(module).run(*args, **params)
 
 
@@ -118,10 +114,18 @@ def last_report() -> Any:
     return importlib.import_module("palladion.simulator.report").last()
 
 
+def simulated_sms(params: Any) -> int:
+    """How many streaming multiprocessors the GPU has that a `plgpu.InterpretGPUParams` describes."""
+    chips = importlib.import_module("palladion.simulator.gpu.chip").CHIPS
+    return params.num_sms or chips[params.arch or "sm_90a"].num_sms
+
+
 def load_all() -> None:
     """Import every executor, so that a message can name the targets that run an operation."""
     for module in (REFERENCE, EAGER, "palladion.compiler.cpu.unit", SIMULATED_TPU):
         importlib.import_module(module)
+    if importlib.util.find_spec(SIMULATED_GPU) is not None:  # TEMPORARY: until it exists
+        importlib.import_module(SIMULATED_GPU)
 
 
 def discharge(jaxpr: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:

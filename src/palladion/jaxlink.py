@@ -218,12 +218,6 @@ def vmapped_axes() -> set:
     return set(core.unsafe_get_axis_names()) - set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def is_bound(axis_name: Any) -> bool:
-    """Whether a named axis (or each of a tuple of them) is that of a mesh or a vmap around here."""
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    return all(core.trace_ctx.axis_env.axis_exists(name) for name in names)
-
-
 @contextlib.contextmanager
 def without_named_axes():
     """Run a block in which no named axis is bound, so that `lax.psum(x, "i")` is an error."""

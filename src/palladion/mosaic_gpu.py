@@ -1,11 +1,69 @@
 """`plgpu`, the Mosaic GPU dialect: `from palladion import mosaic_gpu as plgpu`.
 
-Here are its memory spaces and storage transforms, its BlockSpec, and the parameters of its compiler and of
-its simulated machine. Operations (copies, barriers, matrix products) come with the simulated GPUs and the
-compiler; asking for one says so.
+Its meshes and kernels, memories and how buffers lie in them, barriers and semaphores, copies, matrix products of Hopper
+and Blackwell, layouts, loops and pipelines, and the parameters of its compiler and of its simulated machine. Names of
+JAX 0.12, and the older ones of the Mosaic GPU reference: TileTransform, TransposeTransform, TryCancelResultRef,
+Semaphore, peer_ref, transpose_ref, commit_group, tcgen05_commit.
 """
 
+from palladion.language.gpu.atomics import (
+    atomic_add,
+    atomic_and,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xor,
+    multimem_load_reduce,
+    multimem_store,
+)
+from palladion.language.gpu.barriers import (
+    Barrier,
+    ClusterBarrier,
+    barrier_arrive,
+    barrier_arrive_and_wait,
+    barrier_test,
+    barrier_wait,
+)
 from palladion.language.gpu.block_spec import BlockSpec
+from palladion.language.gpu.control import (
+    RefType,
+    TryCancelResultRef,
+    TryClusterCancelResult,
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+    inline_mgpu,
+    query_cluster_cancel,
+    set_max_registers,
+    try_cluster_cancel,
+    warp_map,
+)
+from palladion.language.gpu.copies import (
+    async_prefetch,
+    async_store_smem,
+    commit_group,
+    commit_smem,
+    commit_smem_to_gmem_group,
+    copy_gmem_to_smem,
+    copy_smem_to_gmem,
+    wait_gmem_to_smem,
+    wait_smem_to_gmem,
+)
+from palladion.language.gpu.kernel import kernel
+from palladion.language.gpu.layout_values import Layout, Replicated, ShapeDtypeStruct, Tiling, TMEMLayout
+from palladion.language.gpu.layouts import (
+    broadcasted_iota,
+    find_swizzle,
+    format_tcgen05_sparse_metadata,
+    layout_cast,
+    load,
+    max,
+    min,
+    print_layout,
+    prod,
+    store,
+    sum,
+)
+from palladion.language.gpu.loops import NDLoopInfo, dynamic_scheduling_loop, nd_loop, planar_snake
 from palladion.language.gpu.memory import (
     GMEM,
     REGS,
@@ -15,58 +73,168 @@ from palladion.language.gpu.memory import (
     SwizzleTransform,
     TileTransform,
     TilingTransform,
+    Transform,
+    TransposeTransform,
 )
+from palladion.language.gpu.mesh import Mesh, WarpMesh
+from palladion.language.gpu.mma import ACC, WGMMAAccumulatorRef, mma, wgmma, wgmma_accumulator_load, wgmma_wait
 from palladion.language.gpu.mode import force_gpu_interpret_mode, set_gpu_interpret_mode
-from palladion.language.gpu.params import (
-    CompilerParams,
-    InterpretGPUParams,
-    LoweringSemantics,
-    OOBFillMode,
-    TraceScope,
+from palladion.language.gpu.params import CompilerParams, InterpretGPUParams, LoweringSemantics, OOBFillMode, TraceScope
+from palladion.language.gpu.partition import CopyPartition
+from palladion.language.gpu.pipeline import emit_pipeline
+from palladion.language.gpu.semaphores import (
+    Semaphore,
+    SemaphoreSignal,
+    SemaphoreType,
+    alloc_semaphore,
+    semaphore_signal,
+    semaphore_signal_multicast,
+    semaphore_signal_parallel,
+    semaphore_wait,
+)
+from palladion.language.gpu.tcgen05 import (
+    async_copy_scales_to_tmem,
+    async_copy_smem_to_tmem,
+    async_copy_sparse_metadata_to_tmem,
+    async_load_tmem,
+    async_store_tmem,
+    commit_tmem,
+    tcgen05_commit,
+    tcgen05_commit_arrive,
+    tcgen05_mma,
+    wait_load_tmem,
+)
+from palladion.language.gpu.union import RefUnion
+from palladion.language.gpu.views import (
+    PeerMemRef,
+    cluster_ref,
+    im2col_ref,
+    multicast_ref,
+    peer_ref,
+    remote_ref,
+    transpose_ref,
 )
 from palladion.language.interpret_params import LoggingMode
 from palladion.language.unbuilt import unbuilt
 
 __all__ = [
+    "ACC",
+    "Barrier",
     "BlockSpec",
+    "ClusterBarrier",
     "CompilerParams",
+    "CopyPartition",
     "GMEM",
     "InterpretGPUParams",
+    "Layout",
     "LoggingMode",
     "LoweringSemantics",
     "MemorySpace",
+    "Mesh",
+    "NDLoopInfo",
     "OOBFillMode",
+    "PeerMemRef",
     "REGS",
+    "RefType",
+    "RefUnion",
+    "Replicated",
     "SMEM",
+    "Semaphore",
+    "SemaphoreSignal",
+    "SemaphoreType",
+    "ShapeDtypeStruct",
     "SwizzleTransform",
     "TMEM",
+    "TMEMLayout",
     "TileTransform",
+    "Tiling",
     "TilingTransform",
     "TraceScope",
+    "Transform",
+    "TransposeTransform",
+    "TryCancelResultRef",
+    "TryClusterCancelResult",
+    "WGMMAAccumulatorRef",
+    "WarpMesh",
+    "alloc_semaphore",
+    "async_copy_scales_to_tmem",
+    "async_copy_smem_to_tmem",
+    "async_copy_sparse_metadata_to_tmem",
+    "async_load_tmem",
+    "async_prefetch",
+    "async_store_smem",
+    "async_store_tmem",
+    "atomic_add",
+    "atomic_and",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xor",
+    "barrier_arrive",
+    "barrier_arrive_and_wait",
+    "barrier_test",
+    "barrier_wait",
+    "broadcasted_iota",
+    "cluster_ref",
+    "commit_group",
+    "commit_smem",
+    "commit_smem_to_gmem_group",
+    "commit_tmem",
+    "copy_gmem_to_smem",
+    "copy_smem_to_gmem",
+    "dynamic_scheduling_loop",
+    "emit_pipeline",
+    "find_swizzle",
     "force_gpu_interpret_mode",
+    "format_tcgen05_sparse_metadata",
+    "griddepcontrol_launch_dependents",
+    "griddepcontrol_wait",
+    "im2col_ref",
+    "inline_mgpu",
+    "kernel",
+    "layout_cast",
+    "load",
+    "max",
+    "min",
+    "mma",
+    "multicast_ref",
+    "multimem_load_reduce",
+    "multimem_store",
+    "nd_loop",
+    "peer_ref",
+    "planar_snake",
+    "print_layout",
+    "prod",
+    "query_cluster_cancel",
+    "remote_ref",
+    "semaphore_signal",
+    "semaphore_signal_multicast",
+    "semaphore_signal_parallel",
+    "semaphore_wait",
     "set_gpu_interpret_mode",
+    "set_max_registers",
+    "store",
+    "sum",
+    "tcgen05_commit",
+    "tcgen05_commit_arrive",
+    "tcgen05_mma",
+    "transpose_ref",
+    "try_cluster_cancel",
+    "wait_gmem_to_smem",
+    "wait_load_tmem",
+    "wait_smem_to_gmem",
+    "warp_map",
+    "wgmma",
+    "wgmma_accumulator_load",
+    "wgmma_wait",
 ]
 
 __getattr__ = unbuilt(
     __name__,
     "plgpu",
-    "simulated GPUs and the Mosaic GPU compiler are later work",
-    # The last line: older spellings that the Mosaic GPU reference uses.
+    "it comes with the Mosaic GPU compiler",
     """
-    ACC Barrier ClusterBarrier CopyPartition Layout Mesh NDLoopInfo PeerMemRef PipelinePipeline RefType
-    RefUnion Replicated SemaphoreSignal SemaphoreType ShapeDtypeStruct TMEMLayout Tiling Transform
-    TryClusterCancelResult WGMMAAccumulatorRef WarpMesh alloc_semaphore as_torch_kernel
-    async_copy_scales_to_tmem async_copy_smem_to_tmem async_copy_sparse_metadata_to_tmem async_load_tmem
-    async_prefetch async_store_smem async_store_tmem atomic_add atomic_and atomic_max atomic_min atomic_or
-    atomic_xor barrier_arrive barrier_arrive_and_wait barrier_test barrier_wait broadcasted_iota cluster_ref
-    commit_smem commit_smem_to_gmem_group commit_tmem copy_gmem_to_smem copy_smem_to_gmem
-    dynamic_scheduling_loop emit_pipeline emit_pipeline_warp_specialized find_swizzle
-    format_tcgen05_sparse_metadata griddepcontrol_launch_dependents griddepcontrol_wait im2col_ref inline_mgpu
-    kernel layout_cast load max min mma multicast_ref multimem_load_reduce multimem_store nd_loop planar_snake
-    print_layout prod query_cluster_cancel remote_ref semaphore_signal semaphore_signal_multicast
-    semaphore_signal_parallel semaphore_wait set_max_registers store sum tcgen05_commit_arrive tcgen05_mma
-    try_cluster_cancel wait_gmem_to_smem wait_load_tmem wait_smem_to_gmem warp_map wgmma
-    wgmma_accumulator_load wgmma_wait TransposeTransform TryCancelResultRef peer_ref transpose_ref
+    PipelinePipeline as_torch_kernel emit_pipeline_warp_specialized
     """,
     __all__,
 )

@@ -6,20 +6,25 @@ The tables know of each other only by name: a primitive without a rule is report
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from palladion import executors, locations
 from palladion.errors import UnsupportedPrimitive
 
 _TABLES: list[RuleTable] = []
-_MACHINES: dict[Any, str] = {}  # primitive -> the machine that gives it a meaning
+_MACHINES: dict[Any, tuple[str, ...]] = {}  # primitive -> the machines that give it a meaning
 
 
-def only_on(target: str, *primitives: Any) -> None:
-    """Declare primitives that mean nothing to JAX, only to a machine (whose table is perhaps not imported yet)."""
+def only_on(targets: str | Sequence[str], *primitives: Any) -> None:
+    """Declare primitives that mean nothing to JAX, only to machines (whose tables are perhaps not imported yet).
+
+    Arguments:
+      targets: one machine as `RuleTable.target` names it, or several.
+    """
+    named = (targets,) if isinstance(targets, str) else tuple(targets)
     for primitive in primitives:
-        _MACHINES[primitive] = target
+        _MACHINES[primitive] = named
 
 
 def needs_machine(primitive: Any) -> bool:
@@ -69,8 +74,8 @@ class RuleTable:
         """The other targets that run a primitive."""
         executors.load_all()  # a table is there when its module is
         found = [t.target for t in _TABLES if t is not self and t.supports(primitive)]
-        machine = _MACHINES.get(primitive, self.target)
-        return found if machine in (self.target, *found) else [machine, *found]
+        unnamed = [m for m in _MACHINES.get(primitive, ()) if m not in (self.target, *found)]
+        return [*unnamed, *found]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rules)

@@ -305,7 +305,7 @@ def trace_kernel(
 def tracing(grid: tuple[int | None, ...], name: str, mesh: Any = None) -> Iterator[None]:
     """Trace the body of a kernel in the block: operations know its grid or its mesh of cores, `lax` the cores' axes."""
     cores = {} if mesh is None else dict(mesh.shape)
-    frame = frames.Frame(() if cores else grid, name, cores=cores)
+    frame = frames.Frame(grid if mesh is None else (), name, cores=cores, mesh=mesh)
     with contextlib.ExitStack() as stack:
         stack.enter_context(frames.kernel(frame))
         stack.enter_context(jaxlink.axis_in_trace_key((_GRID_AXIS, frame.grid)))

@@ -25,6 +25,7 @@ from palladion import jaxlink
 from palladion.errors import suggesting_keywords
 from palladion.language import specs
 from palladion.language.blocks import BlockSpec, GridSpec
+from palladion.language.buffers import settle_types
 from palladion.language.call import Setup, make_call, tracing
 from palladion.language.check import refuse_result
 from palladion.language.cost import CostEstimate
@@ -77,13 +78,15 @@ def core_map(
             pltpu.sync_copy(x_ref.at[rows], y_ref.at[rows])
 
     Arguments:
-      mesh: the cores.
+      mesh: the cores; inside a kernel for a GPU, the warps of its thread (`plgpu.WarpMesh`).
       compiler_params, interpret, debug, cost_estimate, name, metadata: as in `pallas_call`.
       scratch_shapes: buffer types, a tuple (the function's parameters) or a dict (by keyword); each core has its own.
 
     Raises:
       ValueError, TypeError: an argument or the function is not as described.
     """
+    if hasattr(mesh, "run_inside"):  # parts of a core: inside a kernel
+        return mesh.run_inside
     check_mesh("pl.core_map", mesh)
     refuse_eager("pl.core_map", interpret)
     options = dict(
@@ -93,7 +96,7 @@ def core_map(
 
     def run(function: Callable[..., None]) -> None:
         called = name or specs.kernel_name(function)
-        spec = GridSpec(scratch_shapes=scratch_shapes)
+        spec = GridSpec(scratch_shapes=settle_types(scratch_shapes, mesh))
         no_operands = jax.tree.structure(())
         layout = specs.Layout.make(function, called, spec, (), no_operands, (), specs.out_tree(()))
 
@@ -139,7 +142,8 @@ def on_values(*values: Any, jaxpr: Any, written: Sequence[bool], scratch: Sequen
 
     place = call.mesh.default_memory_space
     spaces = [getattr(v.aval, "memory_space", None) if r else MemorySpace.DEFAULT for v, r in zip(jaxpr.invars, is_ref)]
-    whole = [BlockSpec(memory_space=place if s in (None, jax.memory.Space.Device) else s) for s in spaces]
+    unsaid = (None, jax.memory.Space.Device, MemorySpace.ANY)
+    whole = [BlockSpec(memory_space=place if s in unsaid else s) for s in spaces]
     setup = Setup.make(
         kernel,
         GridSpec(

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from palladion.errors import count_of, kind_of, mistake, noting_jax_errors
@@ -31,6 +31,8 @@ class Frame:
         while tracing.
       cores: {axis name: size} of the mesh of cores that run the kernel, where it has one.
       program: (ids, sizes) of a grid inside the kernel, whose body this is (`pltpu.emit_pipeline`), or None.
+      mesh: that mesh, or None.
+      warps: the axis of the warps of a GPU's thread, where the function of a single one is traced; else None.
     """
 
     grid: tuple[int | None, ...]
@@ -38,6 +40,8 @@ class Frame:
     eager: Any = None
     cores: Mapping[str, int] = dataclasses.field(default_factory=dict)
     program: tuple[Sequence[Any], Sequence[Any]] | None = None
+    mesh: Any = None
+    warps: Hashable | None = None
 
 
 _local = threading.local()
@@ -81,6 +85,17 @@ def no_kernel(what: str):
         advice = "compute with the grid indices: jnp.where for a choice, // and % for arithmetic"
         with noting_jax_errors(what, reason, advice=advice):
             yield
+    finally:
+        _stack().pop()
+
+
+@contextlib.contextmanager
+def single_warp(axis_name: Hashable):
+    """Trace, in the kernel at hand, the function that a single warp of a GPU's thread runs."""
+    frame = required("a function of a single warp")
+    _stack().append(dataclasses.replace(frame, warps=axis_name))
+    try:
+        yield
     finally:
         _stack().pop()
 

@@ -163,14 +163,27 @@ def run_state(f: Callable[..., None]) -> Callable[[Any], Any]:
       f: a function of one pytree of Refs, which returns None.
 
     Returns:
-      a function of one pytree of arrays, which gives what the Refs hold at the end.
+      a function of one pytree of arrays, which gives what the Refs hold at the end. In a kernel for GPUs leaves may be
+      `plgpu.ACC.init(array)`, too: their Refs are accumulators in registers.
 
     Raises:
       ValueError: `f` returns a value.
     """
 
+    def checked(*refs):
+        out = f(*refs)
+        if out is not None:
+            raise mistake(
+                ValueError,
+                f"The function given to pl.run_state should return None; it returns {kind_of(out)}.",
+                where=locations.defined_at(f),
+                hint="it changes its Refs in place; what they hold at the end is the result",
+            )
+
     def call(values: Any) -> Any:
-        flat, tree = jax.tree.flatten(values)
+        flat, tree = jax.tree.flatten(values, is_leaf=_is_state)
+        if any(map(_is_state, flat)):
+            return jax.tree.unflatten(tree, _scoped_state(lambda refs: checked(jax.tree.unflatten(tree, refs)), flat))
         flat = [jnp.asarray(x) for x in flat]
         refs = [
             KernelRef(jaxlink.ShapedArray(x.shape, x.dtype), MemorySpace.ANY, label=f"state {i}")
@@ -178,14 +191,7 @@ def run_state(f: Callable[..., None]) -> Callable[[Any], Any]:
         ]
 
         def body(*refs):
-            out = f(jax.tree.unflatten(tree, refs))
-            if out is not None:
-                raise mistake(
-                    ValueError,
-                    f"The function given to pl.run_state should return None; it returns {kind_of(out)}.",
-                    where=locations.defined_at(f),
-                    hint="it changes its Refs in place; what they hold at the end is the result",
-                )
+            checked(jax.tree.unflatten(tree, refs))
 
         jaxpr, _ = jaxlink.trace_to_jaxpr(body, refs, jaxlink.debug_info("run_state", f, ()))
         jaxpr, consts = jaxlink.convert_consts_to_invars(jaxpr)
@@ -193,6 +199,31 @@ def run_state(f: Callable[..., None]) -> Callable[[Any], Any]:
         return jax.tree.unflatten(tree, held[len(consts) :])
 
     return call
+
+
+def _is_state(x: Any) -> bool:
+    """Whether a value of `run_state` has a Ref type of its own (`plgpu.ACC.init`)."""
+    return hasattr(x, "state_type")
+
+
+def _scoped_state(f: Callable[[list[Any]], None], values: Sequence[Any]) -> list[Any]:
+    """`run_state` by Refs of a scope in the kernel: they get their values, `f` runs, and what they hold is read."""
+    from palladion.language.gpu.memory import REGS
+    from palladion.language.ops import run_scoped
+
+    arrays = [x if _is_state(x) else jnp.asarray(x) for x in values]
+    types = [x.state_type() if _is_state(x) else REGS(x.shape, x.dtype) for x in arrays]
+
+    def body(*refs):
+        for ref, x in zip(refs, arrays, strict=True):
+            if _is_state(x):
+                x.begin(ref)
+            else:
+                ref[...] = x
+        f(list(refs))
+        return [ref[...] for ref in refs]
+
+    return run_scoped(body, *types)
 
 
 @contextlib.contextmanager

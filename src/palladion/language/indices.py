@@ -69,6 +69,9 @@ def run_time_mask(target: Any, idx: Any) -> Any:
 
 def one_each(target: Any, idx: Any, verb: str) -> list[Any]:
     """The index as a list: None for a new axis, else one int, Slice or integer array for each dimension."""
+    root = target.ref if isinstance(target, jaxlink.TransformedRef) else target
+    if verb in ("read", "write") and hasattr(ref_type := jaxlink.typeof(root), "check_access"):
+        ref_type.check_access(target, verb)
     if isinstance(target.dtype, SemaphoreDType) and verb in ("read", "write"):
         raise refusal(
             TypeError,

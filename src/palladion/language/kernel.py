@@ -9,6 +9,7 @@ Source: public documentation, "Pallas Core-specific Programming" and the API ref
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from palladion import executors, jaxlink
 from palladion.errors import TargetNotBuilt, kind_of, mistake, suggesting_keywords
 from palladion.language import frames
 from palladion.language.blocks import BlockSpec, GridSpec
+from palladion.language.buffers import is_array_type, settle_types
 from palladion.language.call import Setup, make_call
 from palladion.language.cost import CostEstimate
 from palladion.language.foreign import refuse_foreign
@@ -73,21 +75,44 @@ def kernel(
         (body,), (mesh,) = _only(body, "bodies"), _only(mesh, "meshes")
     mesh = _only(mesh, "meshes")[0] if isinstance(mesh, Sequence) else mesh
     check_mesh("pl.kernel", mesh)
+    return make_kernel(
+        body, function="pl.kernel", out_type=out_type, mesh=mesh, scratch_types=scratch_types,
+        compiler_params=compiler_params, interpret=interpret, cost_estimate=cost_estimate, debug=debug, name=name,
+        metadata=metadata,
+    )  # fmt: skip
+
+
+def make_kernel(
+    body: Callable[..., None],
+    *,
+    function: str,
+    out_type: Any,
+    mesh: Any,
+    scratch_types: Any,
+    interpret: Any,
+    **options: Any,
+) -> Callable[..., Any]:
+    """What `kernel` returns, for checked `body` and `mesh`.
+
+    Arguments:
+      function: the public name, for messages.
+      **options: the other arguments of `Setup.make`.
+    """
     if not callable(body):
-        headline = f"The body of pl.kernel must be a function of Refs, not {kind_of(body)}."
-        raise mistake(TypeError, headline, hint="pl.kernel(body, out_type, mesh=mesh)(operands)")
+        headline = f"The body of {function} must be a function of Refs, not {kind_of(body)}."
+        raise mistake(TypeError, headline, hint=f"{function}(body, out_type=…)(operands)")
     refuse_foreign(out_type=out_type, scratch_types=scratch_types)
-    refuse_eager("pl.kernel", interpret)
+    refuse_eager(function, interpret)
     spec = GridSpec(
         grid=tuple(mesh.shape.values()),
         in_specs=BlockSpec(memory_space=mesh.default_memory_space),
         out_specs=_out_specs(out_type, mesh),
-        scratch_shapes=scratch_types,
+        scratch_shapes=settle_types(scratch_types, mesh),
     )
-    setup = Setup.make(
-        body, spec, out_type, debug=debug, interpret=interpret, name=name, compiler_params=compiler_params,
-        cost_estimate=cost_estimate, metadata=metadata, mesh=mesh,
-    )  # fmt: skip
+    setup = Setup.make(body, spec, out_type, interpret=interpret, mesh=mesh, **options)
+    if isinstance(out_type, list):  # unlike pallas_call, the call returns a list
+        out_shape = dataclasses.replace(setup.out_shape, tree=jax.tree.structure(out_type, is_leaf=is_array_type))
+        setup = dataclasses.replace(setup, out_shape=out_shape)
     return make_call(setup)
 
 
@@ -99,7 +124,7 @@ def _out_specs(out_type: Any, mesh: Any) -> Any:
         return BlockSpec(memory_space=leaf.memory_space if named else mesh.default_memory_space)
 
     out_type = tuple(out_type) if isinstance(out_type, list) else out_type
-    return jax.tree.map(one, out_type, is_leaf=lambda x: hasattr(x, "shape") and hasattr(x, "dtype"))
+    return jax.tree.map(one, out_type, is_leaf=is_array_type)
 
 
 def _only(given: Any, what: str) -> Any:
@@ -141,7 +166,7 @@ def _get_global_type(*, what):
     return what, set()
 
 
-only_on("the simulated TPU", get_global_p)
+only_on(("the simulated TPU", "the simulated GPU"), get_global_p)
 
 
 def get_global(what: Any) -> Any:

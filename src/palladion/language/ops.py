@@ -18,11 +18,11 @@ import numpy as np
 from jax import lax
 
 from palladion import config, jaxlink, locations
-from palladion.errors import TargetNotBuilt, count_of, explain, kind_of, mistake
+from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import formats, frames
+from palladion.language.buffers import buffer_ref, is_buffer_type, settle_types, shared_along
 from palladion.language.formats import format_values as format_values
 from palladion.language.indexing import is_ref, label_of
-from palladion.language.refs import KernelRef, MemorySpace
 
 # --- where a program is ---------------------------------------------------------------------------------------------
 program_id_p = jaxlink.Primitive("program_id")
@@ -46,9 +46,17 @@ def _axis(operation: str, axis: int) -> tuple[frames.Frame, int]:
             ValueError,
             f"pl.{operation}({axis}): the grid of {frame.name} has {axes}.",
             grid=frame.grid,
-            hint="axes are counted from 0" if frame.grid else "give the call a grid: pl.pallas_call(…, grid=(n,))",
+            hint=_axis_hint(frame),
         )
     return frame, int(axis)
+
+
+def _axis_hint(frame: frames.Frame) -> str:
+    if frame.grid:
+        return "axes are counted from 0"
+    if frame.cores:
+        return f"the axes of its mesh have names: lax.axis_index({next(iter(frame.cores))!r})"
+    return "give the call a grid: pl.pallas_call(…, grid=(n,))"
 
 
 def program_id(axis: int) -> jax.Array:
@@ -221,23 +229,10 @@ run_scoped_p.multiple_results = True
 
 
 @run_scoped_p.def_effectful_abstract_eval
-def _run_scoped_abstract_eval(*avals, jaxpr, num_scoped):
+def _run_scoped_abstract_eval(*avals, jaxpr, num_scoped, collective_axes):
     effects = jaxlink.positional_ref_effects(jaxpr)
     outer = {e for e in effects if not isinstance(e, jaxlink.JaxprInputEffect) or e.input < len(avals)}
     return [v.aval for v in jaxpr.outvars], outer
-
-
-def _scoped_ref(x: Any, label: str) -> KernelRef:
-    if hasattr(x, "get_ref_aval"):
-        ref = x.get_ref_aval()
-        return KernelRef(ref.inner_aval, ref.memory_space, label=getattr(x, "label", None) or label)
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return KernelRef(jaxlink.ShapedArray(tuple(x.shape), jnp.dtype(x.dtype)), MemorySpace.DEFAULT, label=label)
-    raise mistake(
-        TypeError,
-        f"{label.capitalize()} of pl.run_scoped is {kind_of(x)}, which is not a buffer type.",
-        hint="pl.run_scoped(f, pltpu.VMEM((8, 128), jnp.float32)): a memory space, called with shape and dtype",
-    )
 
 
 def run_scoped(
@@ -252,16 +247,20 @@ def run_scoped(
       f: a function of the Refs; it may use the kernel's other Refs and returns a pytree of values.
       *types, **kw_types: pytrees of buffer types, e.g. `pltpu.VMEM((8, 128), jnp.float32)`; what they hold at first
         is not initialised (NaN in interpreters).
-      collective_axes: GPU thread axes that share the buffers; needs the Mosaic GPU dialect.
+      collective_axes: axes of the kernel's mesh (one name or several) along which all make this call and share the
+        buffers: the thread axis of a GPU kernel.
 
     Returns:
       what `f` returns.
+
+    Raises:
+      TypeError: something is no buffer type, or `f` takes other parameters. ValueError: no such axis; outside a kernel.
     """
-    if collective_axes not in ((), None):
-        raise TargetNotBuilt("run_scoped(collective_axes=…) needs the Mosaic GPU machines, which are not built yet.")
     frame = frames.required("run_scoped")
-    leaves, tree = jax.tree.flatten((types, kw_types), is_leaf=lambda x: hasattr(x, "shape"))
-    refs = [_scoped_ref(x, f"scoped buffer {i}") for i, x in enumerate(leaves)]
+    axes = shared_along(frame, collective_axes)
+    types, kw_types = settle_types((types, kw_types), frame.mesh)
+    leaves, tree = jax.tree.flatten((types, kw_types), is_leaf=is_buffer_type)
+    refs = [buffer_ref(x, f"scoped buffer {i}", "pl.run_scoped", scoped=True) for i, x in enumerate(leaves)]
     frames.check_arity(
         f,
         len(types),
@@ -291,7 +290,8 @@ def run_scoped(
     jaxpr, _ = jaxlink.trace_to_jaxpr(flat, refs, jaxlink.debug_info("run_scoped", f, ()))
     jaxpr, consts = jaxlink.convert_consts_to_invars(jaxpr)
     assert out_tree is not None  # set by the trace
-    return jax.tree.unflatten(out_tree, run_scoped_p.bind(*consts, jaxpr=jaxpr, num_scoped=len(refs)))
+    params = dict(jaxpr=jaxpr, num_scoped=len(refs), collective_axes=axes)
+    return jax.tree.unflatten(out_tree, run_scoped_p.bind(*consts, **params))
 
 
 def _refuse_refs(f: Callable[..., Any], results: Any) -> None:

@@ -111,7 +111,7 @@ def ref_effects(tree: Any, count: int, *, reads: Sequence[str] = (), writes: Seq
 
     def positions(fields: Iterable[str]) -> list[int]:
         views = (getattr(numbered, field) for field in fields)
-        return [view.ref for view in views if view is not None]
+        return [view.ref for view in views if isinstance(view, jaxlink.TransformedRef)]  # an operand may be an array
 
     return {_READ(i) for i in positions(reads)} | {_WRITE(i) for i in positions(writes)}
 
@@ -151,7 +151,7 @@ printing.print_equations_of(
 printing.print_equations_of(semaphore_wait_p, lambda w, _: [f"semaphore_wait[decrement={w.decrement}]", w.sem, w.value])
 printing.print_equations_of(semaphore_read_p, lambda operands, _: ["semaphore_read", operands[0]])
 
-only_on("the simulated TPU", semaphore_signal_p, semaphore_wait_p, semaphore_read_p)
+only_on(("the simulated TPU", "the simulated GPU"), semaphore_signal_p, semaphore_wait_p, semaphore_read_p)
 
 
 # --- what kernels call ------------------------------------------------------------------------------------------------
@@ -248,7 +248,8 @@ def one_semaphore(name: str, sem: Any, verb: str | None, *, kind: Any = None) ->
             hint="pick one: sems.at[i]",
         )
     if verb is not None and sem.dtype not in (REGULAR, BARRIER):
-        raise mistake(TypeError, f"{name} cannot {verb} {label_of(sem)}, a {sem.dtype}.", hint=_HARDWARE)
+        hint = getattr(sem.dtype, "advice", _HARDWARE)
+        raise mistake(TypeError, f"{name} cannot {verb} {label_of(sem)}, a {sem.dtype}.", hint=hint)
     if kind is not None and sem.dtype != kind:
         headline = f"{name} signals a {kind} when it is done; {label_of(sem)} is a {sem.dtype}."
         raise mistake(TypeError, headline, hint="scratch_shapes=[pltpu.SemaphoreType.DMA]")
@@ -268,7 +269,7 @@ def int32(name: str, what: str, value: Any) -> Any:
     if not scalar or isinstance(value, bool) or not jnp.issubdtype(jnp.result_type(value), jnp.integer):
         headline = f"The {what} of {name} is {kind_of(value)}; it must be an integer."
         raise mistake(TypeError, headline, hint="// instead of /, .astype(jnp.int32)")
-    return value.astype(jnp.int32) if isinstance(value, jax.Array) else np.int32(value)
+    return value.astype(jnp.int32) if isinstance(value, jaxlink.Tracer) else np.int32(value)  # known: no captured array
 
 
 def device_of(name: str, device_id: Any, kind: DeviceIdType | None) -> tuple[Any, DeviceIdType]:

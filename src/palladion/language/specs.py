@@ -24,6 +24,7 @@ from palladion import jaxlink, locations
 from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import frames
 from palladion.language.blocks import BlockSpec, NoBlockSpec
+from palladion.language.buffers import buffer_ref, is_array_type, settle_types
 from palladion.language.grid import BlockMapping, GridMapping, make_block_mapping
 from palladion.language.indexing import is_ref, label_of
 from palladion.language.refs import KernelRef, MemorySpace, checked_dtype
@@ -217,16 +218,16 @@ def match_specs(specs: Any, tree: Any, what: str, against: str) -> list[Any]:
 
     def visit(spec, part, path):
         if isinstance(spec, (BlockSpec, NoBlockSpec)) or spec is None:
-            result.extend([spec] * len(jax.tree.leaves(part, is_leaf=_is_array_type)))
+            result.extend([spec] * len(jax.tree.leaves(part, is_leaf=is_array_type)))
             return
         if isinstance(spec, list) and isinstance(part, tuple):
             spec = tuple(spec)
         children = _children(spec)
         if children is None:
             raise _mismatch(f"{what}{path} is {kind_of(spec)}, not a BlockSpec")
-        parts = None if _is_array_type(part) else _children(part)
+        parts = None if is_array_type(part) else _children(part)
         if parts is None or list(children) != list(parts):
-            found = f"{against}{path} {'is one array' if _is_array_type(part) else f'has {_shape_of(part)}'}"
+            found = f"{against}{path} {'is one array' if is_array_type(part) else f'has {_shape_of(part)}'}"
             if part is tree and against == "the operands":
                 found = f"the call has {count_of(len(part), 'operand')}"
             raise _mismatch(f"{what}{path} has {_shape_of(spec)}, but {found}")
@@ -244,10 +245,6 @@ def match_specs(specs: Any, tree: Any, what: str, against: str) -> list[Any]:
     return result
 
 
-def _is_array_type(x: Any) -> bool:
-    return hasattr(x, "shape") and hasattr(x, "dtype")
-
-
 def _children(x: Any) -> dict[str, Any] | None:
     """The children of a pytree node by key path, or None for a leaf."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
@@ -257,7 +254,7 @@ def _children(x: Any) -> dict[str, Any] | None:
 
 
 def _shape_of(x: Any) -> str:
-    if _is_array_type(x):
+    if is_array_type(x):
         return "an array"
     children = _children(x)
     if children is None:
@@ -333,24 +330,23 @@ class Layout:
             make_block_mapping(whole, a, grid, origin=label)
             for a, label in zip(flat[:n_pre_leaves], labels["scalar-prefetch operand"])
         )
-        scratch = jax.tree.leaves((scratch_args, scratch_kwargs), is_leaf=_is_array_type)
+        scratch = jax.tree.leaves((scratch_args, scratch_kwargs), is_leaf=is_array_type)
         return cls(
             prefetch=prefetch,
             prefetch_tree=jax.tree.structure(operands[:n_prefetch]),
             inputs=tuple(Operand(*x) for x in zip(ins, flat[n_pre_leaves:], labels["input"], strict=True)),
             outputs=tuple(Operand(*x) for x in zip(out_specs, outs.arrays, labels["output"], strict=True)),
-            scratch_refs=tuple(
-                _scratch_ref(x, label, name) for x, label in zip(scratch, labels["scratch"], strict=True)
-            ),
+            scratch_refs=tuple(buffer_ref(x, label, name) for x, label in zip(scratch, labels["scratch"], strict=True)),
             arguments=lambda refs: jax.tree.unflatten(tree, refs),
         )
 
 
 def _scratch(shapes: Any, name: str) -> tuple[tuple, dict[str, Any]]:
     if isinstance(shapes, Mapping):
+        shapes = settle_types(dict(shapes))
         return (), {str(k): shapes[k] for k in sorted(shapes, key=str)}  # the order in which pytrees flatten a dict
     if isinstance(shapes, (tuple, list)):
-        return tuple(shapes), {}
+        return settle_types(tuple(shapes)), {}
     what = "one buffer type" if hasattr(shapes, "get_ref_aval") else kind_of(shapes)
     raise mistake(
         TypeError,
@@ -359,21 +355,8 @@ def _scratch(shapes: Any, name: str) -> tuple[tuple, dict[str, Any]]:
     )
 
 
-def _scratch_ref(x: Any, label: str, name: str) -> KernelRef:
-    if hasattr(x, "get_ref_aval"):
-        ref = x.get_ref_aval()
-        return KernelRef(ref.inner_aval, ref.memory_space, label=label)
-    if _is_array_type(x):
-        return KernelRef(jaxlink.ShapedArray(tuple(x.shape), jnp.dtype(x.dtype)), MemorySpace.DEFAULT, label=label)
-    raise mistake(
-        TypeError,
-        f"{label} of {name} is {kind_of(x)}, which is not a buffer type.",
-        hint="scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)]: a memory space, called with shape and dtype",
-    )
-
-
 def _describe(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}" if _is_array_type(x) else f"a {type(x).__name__} of arrays"
+    return f"{x.dtype}{list(x.shape)}" if is_array_type(x) else f"a {type(x).__name__} of arrays"
 
 
 def _check_parameters(kernel: Callable, name: str, groups: list, kwargs: dict) -> None:
@@ -419,7 +402,7 @@ def _labels(kernel: Callable, groups: list, kwargs: dict) -> tuple[dict[str, lis
     labels: dict[str, list[str]] = {k: [] for k in ("scalar-prefetch operand", "input", "output", "scratch")}
 
     def add(role, name, value):
-        for path, _ in jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_array_type)[0]:
+        for path, _ in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_array_type)[0]:
             number = f"{role} {len(labels[role])}"
             labels[role].append(f"{name}{jax.tree_util.keystr(path)} ({number})" if name else number)
 
@@ -428,4 +411,4 @@ def _labels(kernel: Callable, groups: list, kwargs: dict) -> tuple[dict[str, lis
     for key, value in kwargs.items():
         add("scratch", key, value)
     placeholder = tuple(value for _, value in groups), dict(kwargs)
-    return labels, jax.tree.structure(placeholder, is_leaf=_is_array_type)
+    return labels, jax.tree.structure(placeholder, is_leaf=is_array_type)

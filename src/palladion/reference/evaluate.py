@@ -12,7 +12,7 @@ Not optimal: an integer-array store goes through a scatter on a copy of the inde
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink, locations
-from palladion.errors import count_of
+from palladion.errors import UnsupportedPrimitive, count_of
 from palladion.language import ops
 from palladion.language.dtypes import unwritten
 from palladion.language.semaphores import SemaphoreDType
@@ -173,12 +173,18 @@ class Evaluator:
       sizes: the number of programs along each of those axes.
       checks: whether run-time indices are checked (`pl.enable_debug_checks`).
       hidden: cells of the hidden state, by kind of effect; carried like Refs that equations with the effect write.
+      mesh: {axis name: size} of the cores that run the kernel, of which this is the one at `ids`; or None.
     """
 
     def __init__(
-        self, ids: Sequence[Any], sizes: Sequence[Any], checks: bool = False, hidden: dict[type, Cell] | None = None
+        self,
+        ids: Sequence[Any],
+        sizes: Sequence[Any],
+        checks: bool = False,
+        hidden: dict[type, Cell] | None = None,
+        mesh: Mapping[Any, int] | None = None,
     ) -> None:
-        self.ids, self.sizes, self.checks = ids, sizes, checks
+        self.ids, self.sizes, self.checks, self.mesh = ids, sizes, checks, mesh or {}
         self.hidden: dict[type, Cell] = hidden or {jaxlink.DebugEffect: Cell(host.first_token())}
 
     @property
@@ -392,6 +398,9 @@ def _free_ref(ev: Evaluator, eqn, cell):
 @RULES.rule(ops.run_scoped_p)
 def _run_scoped(ev: Evaluator, eqn, *operands):
     jaxpr, n = eqn.params["jaxpr"], eqn.params["num_scoped"]
+    if any(ev.mesh.get(axis, 1) > 1 for axis in eqn.params["collective_axes"]):
+        what = "run_scoped with buffers that several threads share"
+        raise UnsupportedPrimitive(what, RULES.target, locations.location_of(eqn), ["the simulated GPU"])
     refs = [v.aval for v in jaxpr.invars[len(jaxpr.invars) - n :]]
     scoped = [Cell(uninitialized(r.shape, r.dtype), r.label) for r in refs]
     return ev.run(jaxpr, [*operands, *scoped])

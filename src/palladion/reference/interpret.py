@@ -43,6 +43,7 @@ def interpret_call(
     grid_mapping: GridMapping,
     input_output_aliases: Sequence[tuple[int, int]],
     debug_checks: bool = False,
+    mesh: Any = None,
     **_: Any,
 ) -> list[jax.Array]:
     """Run a kernel call by its plain meaning, under whatever trace is active.
@@ -50,7 +51,7 @@ def interpret_call(
     Arguments:
       *args: sizes of dynamic grid axes, scalar-prefetch operands, inputs.
       jaxpr: the kernel.
-      grid_mapping, input_output_aliases, debug_checks: as in the equation.
+      grid_mapping, input_output_aliases, debug_checks, mesh: as in the equation.
 
     Returns:
       the outputs.
@@ -67,7 +68,8 @@ def interpret_call(
     ]
     if gm.num_programs == 0:
         return outputs
-    machine = _Sequence.make(jaxpr, gm, aliases, sizes, prefetch, inputs, debug_checks)
+    axes = None if mesh is None else mesh.shape
+    machine = _Sequence.make(jaxpr, gm, aliases, sizes, prefetch, inputs, debug_checks, axes)
     return machine.run(outputs)
 
 
@@ -84,6 +86,7 @@ class _Sequence:
       prefetch, inputs: the operands.
       tables: clamped starts of all programs, for the mappings (prefetch, inputs, outputs) where they are known.
       windows: one for each mapping.
+      mesh: {axis name: size} of a mesh whose cores are the programs, or None.
     """
 
     jaxpr: Any
@@ -96,9 +99,10 @@ class _Sequence:
     tables: tuple[Any, ...]
     windows: tuple[Window, ...]
     checks: bool
+    mesh: Any
 
     @classmethod
-    def make(cls, jaxpr, gm: GridMapping, aliases, dynamic_sizes, prefetch, inputs, checks) -> _Sequence:
+    def make(cls, jaxpr, gm: GridMapping, aliases, dynamic_sizes, prefetch, inputs, checks, mesh) -> _Sequence:
         home = list(range(len(gm.block_mappings)))
         for i, o in aliases.items():
             home[gm.num_inputs + o] = i
@@ -119,6 +123,7 @@ class _Sequence:
             tables=tables,
             windows=tuple(Window.make(m, t) for m, t in zip(mappings, tables)),
             checks=checks,
+            mesh=mesh,
         )
 
     def run(self, outputs: list[Any]) -> list[jax.Array]:
@@ -180,7 +185,7 @@ class _Sequence:
         cells += [Cell(x, v.aval.label) for x, v in zip(scratch, self.jaxpr.invars[len(cells) :])]
         kernel_ids = self.gm.kernel_ids([jnp.int32(i) if isinstance(i, int) else i for i in ids])
         hidden = dict(zip(kinds, map(Cell, state)))
-        Evaluator(kernel_ids, self.gm.kernel_ids(self.sizes), self.checks, hidden).run(self.jaxpr, cells)
+        Evaluator(kernel_ids, self.gm.kernel_ids(self.sizes), self.checks, hidden, self.mesh).run(self.jaxpr, cells)
         for k, (h, w) in enumerate(zip(self.home, self.written), start=n_pre):
             if w:
                 now[h] = self.windows[k].store(now[h], starts[k], cells[k].value)

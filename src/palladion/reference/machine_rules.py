@@ -112,9 +112,13 @@ def _eager_touch(trace, params, *operands):
 @RULES.rule(lax.axis_index_p)
 def _axis_index(ev: Evaluator, eqn):
     name = eqn.params["axis_name"]
-    if jaxlink.is_bound(name):
-        return lax.axis_index_p.bind(axis_name=name)
-    return ev.ids[0]  # an axis of the kernel's mesh of cores: the programs of its grid
+    names, position = name if isinstance(name, tuple) else (name,), jnp.int32(0)
+    for n in names:
+        if n in ev.mesh:  # an axis of the kernel's mesh of cores, which are the programs of its grid
+            position = position * ev.mesh[n] + ev.ids[list(ev.mesh).index(n)]
+        else:
+            position = position * lax.axis_size(n) + lax.axis_index_p.bind(axis_name=n)
+    return position
 
 
 @RULES.rule(core_map.core_map_p)

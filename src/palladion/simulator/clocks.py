@@ -19,10 +19,13 @@ Sources: Lamport 1978; Mattern 1989; FastTrack (Flanagan and Freund 2009), whose
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 
 TIME_BITS, SITE_BITS = 32, 17  # of a stamp; 14 bits are left for the component
 MAX_COMPONENTS = 1 << (63 - TIME_BITS - SITE_BITS)
+PLENTY = MAX_COMPONENTS // 2  # components, after which those of actors that have ended are used again
 _TIME = (1 << TIME_BITS) - 1
 _SITE = (1 << SITE_BITS) - 1
 
@@ -105,10 +108,10 @@ class Actor:
 
     __slots__ = ("clock", "component", "epoch", "home", "name")
 
-    def __init__(self, name: str, component: int, clock: Clock, home: int = 0) -> None:
+    def __init__(self, name: str, component: int, clock: Clock, home: int = 0, after: int = 0) -> None:
         self.name, self.component, self.clock, self.home = name, component, clock, home
         clock.grow(component + 1)
-        self.epoch = int(clock.known[:, component].max()) + 1
+        self.epoch = max(int(clock.known[:, component].max()), after) + 1
         clock.known[home, component] = self.epoch
 
     def publish(self) -> Clock:
@@ -140,14 +143,18 @@ class Actor:
 
 
 class Registry:
-    """Hands out components, and takes those of finished operations back."""
+    """Hands out components, and takes those of finished operations and actors back."""
 
     def __init__(self, views: int = 1) -> None:
         self.views, self.count = views, 0
-        self._finished: list[tuple[int, int]] = []  # (component, last epoch), oldest first
+        self._finished: list[tuple[int, int, int]] = []  # (component, last epoch, views that saw it), oldest first
+        self._retired: collections.deque[tuple[int, int]] = collections.deque()  # (component, last epoch)
 
     def actor(self, name: str, clock: Clock | None = None, home: int = 0) -> Actor:
         """A new lasting actor; `clock`: what it knows to begin with."""
+        if self.count + 1 >= PLENTY and self._retired:
+            component, epoch = self._retired.popleft()
+            return Actor(name, component, clock or Clock(self.views, component + 1), home, after=epoch)
         self.count += 1
         if self.count >= MAX_COMPONENTS:
             raise RuntimeError(f"more than {MAX_COMPONENTS} agents and operations at once")
@@ -156,12 +163,21 @@ class Registry:
     def operation(self, name: str, issuer: Actor, home: int = 0) -> Actor:
         """An actor for an operation that `issuer` starts now: it knows what the issuer knows."""
         clock = issuer.publish()
-        for k, (component, epoch) in enumerate(self._finished[:16]):
-            if component < clock.known.shape[1] and clock.known[:, component].min() >= epoch:
+        for k, (component, epoch, views) in enumerate(self._finished[:16]):
+            if component < clock.known.shape[1] and clock.known[:views, component].min() >= epoch:
                 del self._finished[k]
-                return Actor(name, component, clock, home)
+                return Actor(name, component, clock, home, after=epoch)
         return self.actor(name, clock, home)
 
-    def finish(self, operation: Actor) -> None:
-        """An operation is complete: another may take its component."""
-        self._finished.append((operation.component, operation.epoch))
+    def finish(self, operation: Actor, views: int | None = None) -> None:
+        """An operation is complete: another may take its component.
+
+        Arguments:
+          views: its accesses went through the first so many views; default: all of them.
+        """
+        self._finished.append((operation.component, operation.epoch, self.views if views is None else views))
+
+    def retire(self, actor: Actor) -> None:
+        """An actor has ended. When components run short another takes its component; it is then not noticed if their
+        accesses race with each other."""
+        self._retired.append((actor.component, actor.epoch))

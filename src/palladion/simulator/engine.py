@@ -145,6 +145,7 @@ class Operation:
       signals: the counters that its completion raises.
       effect: what happens at its completion.
       site: the line that started it. ends: when it completes, in simulated time.
+      done: whether it is complete. waited: whether somebody has waited for it by itself.
     """
 
     name: str
@@ -153,6 +154,8 @@ class Operation:
     effect: Callable[[], None]
     site: int
     ends: float = 0.0
+    done: bool = False
+    waited: bool = False
 
 
 class Deadlock(Exception):
@@ -176,7 +179,8 @@ class Engine:
         self.schedule, self.tracking = schedule, tracking
         self.random = random.Random(schedule) if isinstance(schedule, int) else None
         self.registry = Registry(views)
-        self.agents: list[Agent] = []
+        self.agents: list[Agent] = []  # that have not ended
+        self.ended: list[str] = []  # names of those that have
         self.flying: list[Operation] = []
         self.sites: list[Any] = [None]  # what a site number stands for; site 0 is unknown
         self.names: dict[int, list[tuple[int, str]]] = {}  # of components: (from epoch, name)
@@ -217,8 +221,14 @@ class Engine:
         site: int = 0,
         home: int = 0,
         duration: float = 0.0,
+        views: int | None = None,
     ) -> Operation:
-        """Start an operation: at its completion `effect(actor)` runs, then each counter is raised by its amount."""
+        """Start an operation: at its completion `effect(actor)` runs, then each counter is raised by its amount.
+
+        Arguments:
+          home: the view that its accesses go through. views: they go through the first so many; default: all.
+          duration: in simulated seconds.
+        """
         actor = None
         if self.tracking:
             actor = self.registry.operation(name, agent.actor, home)
@@ -230,7 +240,8 @@ class Engine:
             clock = None
             if actor is not None:
                 clock = actor.complete()
-                self.registry.finish(actor)
+                self.registry.finish(actor, views)
+            operation.done = True
             for counter, amount in signals:
                 counter.coming.pop(id(operation), None)
                 counter.add(amount, clock, ends, site)
@@ -288,8 +299,7 @@ class Engine:
 
     def yield_to_others(self, agent: Agent) -> None:
         """Let every other agent that can go on do so once, and let one operation complete if nobody can."""
-        others = [a for a in self.agents if a is not agent and not a.done and (a.ready is None or a.ready())]
-        if not others:
+        if not any(a is not agent and (a.ready is None or a.ready()) for a in self.agents):
             if self.flying:
                 self.complete(self.flying[0])
             return
@@ -315,32 +325,38 @@ class Engine:
         """
         try:
             while True:
-                runnable = [a for a in self.agents if not a.done and (a.ready is None or a.ready())]
-                if runnable:
-                    agent = self._choose(runnable)
+                agent = self._choose()
+                if agent is not None:
                     self.current = agent
                     agent.greenlet.parent = greenlet.getcurrent()
                     agent.greenlet.switch()
-                    continue
-                waiting = [a for a in self.agents if not a.done]
-                if self.flying and waiting:
+                    if agent.done:
+                        self.agents.remove(agent)
+                        self.ended.append(agent.name)
+                elif self.flying and self.agents:
                     self.complete(self.flying[0] if self.random is None else self.random.choice(self.flying))
-                    continue
-                if waiting:
-                    raise Deadlock(waiting)
-                break
+                elif self.agents:
+                    raise Deadlock(self.agents)
+                else:
+                    break
         finally:
             self._end()
 
-    def _choose(self, runnable: list[Agent]) -> Agent:
+    def _choose(self) -> Agent | None:
+        """Who goes on: the one that ran last, or else the first that can; None: nobody can."""
         skip, self._skip = self._skip, None
-        if skip is not None and len(runnable) > 1:
-            runnable = [a for a in runnable if a is not skip]
         if self.random is not None:
-            return self.random.choice(runnable)
-        if self.current in runnable:
-            return self.current
-        return runnable[0]
+            runnable = [a for a in self.agents if a is not skip and (a.ready is None or a.ready())]
+            if runnable:
+                return self.random.choice(runnable)
+        else:
+            last = self.current
+            if last is not None and last is not skip and not last.done and (last.ready is None or last.ready()):
+                return last
+            for agent in self.agents:
+                if agent is not skip and (agent.ready is None or agent.ready()):
+                    return agent
+        return skip if skip is not None and (skip.ready is None or skip.ready()) else None
 
     def _end(self) -> None:
         for agent in self.agents:

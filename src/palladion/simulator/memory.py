@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from palladion.simulator.clocks import Actor, stamp
+from palladion.simulator.clocks import Actor, component_of, epoch_of, stamp
 
 ALIGNMENT = 64
 GIVEN = stamp(0, 0, 1)  # a write that everybody knows of
@@ -235,6 +235,17 @@ class Buffer:
             conflict = conflict or _conflict("read", actor.clock, view, region.get(stamps))
         region.put(writes, stamp(actor.component, actor.epoch, site))
         return conflict
+
+    def written_before(self, actor: Actor, view: int = 0) -> Conflict:
+        """None, or a write that nothing orders before now."""
+        assert self.writes is not None
+        return _conflict("wrote", actor.clock, view, self.writes)
+
+    def note_earlier(self, earlier: int) -> None:
+        """Note that an access of another buffer, whose memory this one takes over, touched all of it."""
+        component = int(component_of(earlier))
+        stamps = self._own_reads(component)
+        np.copyto(stamps, earlier, where=epoch_of(stamps) < epoch_of(earlier))
 
     def unwritten(self, region: Region) -> bool:
         """Whether an element of the region was never written."""

@@ -19,6 +19,7 @@ class SimulationReport:
       schedules: how many schedules the call was run under.
       seconds: simulated time, where it was kept (`trace`), else None.
       vmem_bytes: the most VMEM that a core held, in whole tiles, where it was counted, else None.
+      smem_bytes, tmem_columns: the most SMEM and TMEM that a block of a GPU held, else None.
       timeline: where it was kept, else None.
     """
 
@@ -29,6 +30,8 @@ class SimulationReport:
     seconds: float | None = None
     vmem_bytes: int | None = None
     timeline: Timeline | None = None
+    smem_bytes: int | None = None
+    tmem_columns: int | None = None
 
     def __str__(self) -> str:
         lines = [f"{self.kernel} on the {self.machine}: {count_of(len(self.findings), 'finding')}"]
@@ -38,6 +41,10 @@ class SimulationReport:
             lines.append(f"  simulated time: {self.seconds * 1e6:.2f} us")
         if self.vmem_bytes is not None:
             lines.append(f"  VMEM: {self.vmem_bytes / 1024:.1f} KiB")
+        if self.smem_bytes is not None:
+            lines.append(f"  SMEM: {self.smem_bytes / 1024:.1f} KiB a block")
+        if self.tmem_columns is not None:
+            lines.append(f"  TMEM: {self.tmem_columns} columns a block")
         return "\n".join(lines)
 
 

@@ -16,8 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from palladion.errors import explain
+from palladion.errors import count_of, explain, mistake
+from palladion.language.dtypes import element_bits
 from palladion.language.fields import Check, check_fields, integer, sequence_of
+from palladion.language.gpu.layout_values import TMEMLayout, base_of
+from palladion.language.gpu.refs import as_storage
 from palladion.language.refs import MemoryRef, memory_ref
 
 __all__ = [
@@ -30,11 +33,17 @@ __all__ = [
     "TMEM",
     "TileTransform",
     "TilingTransform",
+    "Transform",
+    "TransposeTransform",
 ]
 
 
+class Transform:
+    """What says how a buffer lies in its memory: the base of the storage transforms."""
+
+
 @dataclasses.dataclass(frozen=True)
-class TilingTransform:
+class TilingTransform(Transform):
     """Store a buffer as a row-major array of row-major tiles.
 
     A (128, 128) buffer with `TilingTransform((8, 64))` lies in memory as
@@ -59,7 +68,7 @@ TileTransform = TilingTransform
 
 
 @dataclasses.dataclass(frozen=True)
-class SwizzleTransform:
+class SwizzleTransform(Transform):
     """Permute 16-byte pieces of a buffer, so that tensor cores read it without bank conflicts.
 
     Arguments:
@@ -82,14 +91,50 @@ class SwizzleTransform:
             )
 
 
-def storage_transforms(transforms: Any, what: str) -> tuple[TilingTransform | SwizzleTransform, ...]:
+@dataclasses.dataclass(frozen=True)
+class TransposeTransform(Transform):
+    """Store a buffer with its dimensions in another order, so that a copy changes the layout on its way.
+
+    A name of the Mosaic GPU reference that JAX 0.12 no longer has.
+
+    Arguments:
+      permutation: for each dimension in memory, outermost first, the dimension of the buffer. The last dimension stays
+        the last: the hardware has no copy that changes it.
+
+    Raises:
+      TypeError, ValueError: that is no such order.
+    """
+
+    permutation: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self, "plgpu.TransposeTransform", {"permutation": sequence_of(integer(0), "dimension")})
+        ordered = list(range(len(self.permutation)))
+        if sorted(self.permutation) != ordered:
+            raise ValueError(
+                explain(
+                    f"plgpu.TransposeTransform: permutation must name each dimension once, not {self.permutation}.",
+                    hint="(1, 0, 2) swaps the first two of three dimensions",
+                )
+            )
+        if ordered and self.permutation[-1] != ordered[-1]:
+            raise ValueError(
+                explain(
+                    f"plgpu.TransposeTransform: the last dimension must stay the last, but permutation is "
+                    f"{self.permutation}.",
+                    hint="transpose a matrix where it is read: plgpu.transpose_ref(ref, (1, 0))",
+                )
+            )
+
+
+def storage_transforms(transforms: Any, what: str) -> tuple[Transform, ...]:
     """The transforms as a tuple, checked; `what` they belong to is for the message.
 
     Raises:
       TypeError: they are not a sequence, or one of them is something else.
     """
     for layer in transforms if isinstance(transforms, (list, tuple)) else (transforms,):
-        if not isinstance(layer, (TilingTransform, SwizzleTransform)):
+        if not isinstance(layer, Transform):
             raise TypeError(
                 explain(
                     f"A transform of {what} cannot be {layer!r}.",
@@ -103,6 +148,61 @@ def storage_transforms(transforms: Any, what: str) -> tuple[TilingTransform | Sw
     return tuple(transforms)
 
 
+def stored_shape(shape: Sequence[int], dtype: Any, transforms: Sequence[Transform], what: str) -> tuple[int, ...]:
+    """The shape in memory, row-major, of a buffer that is stored with these transforms, applied one after the other.
+
+    Arguments:
+      shape, dtype: of the buffer.
+      transforms: as `storage_transforms` gives them.
+      what: the buffer, for messages.
+
+    Raises:
+      ValueError: a tile that does not divide the buffer, a swizzle of another width than the rows of a tile, a
+        transposition of another number of dimensions.
+    """
+    dims = tuple(shape)
+    for layer in transforms:
+        if isinstance(layer, TilingTransform):
+            n = len(layer.tiling)
+            part = dims[len(dims) - n :]
+            if n > len(dims) or any(d % t for d, t in zip(part, layer.tiling)):
+                raise mistake(
+                    ValueError,
+                    f"Tiles of {layer.tiling} do not divide {what} of shape {tuple(shape)}.",
+                    hint="the sizes of a tile divide the last dimensions of the buffer, which is a multiple of it",
+                    stored_as=dims if dims != tuple(shape) else None,
+                )
+            dims = (*dims[: len(dims) - n], *(d // t for d, t in zip(part, layer.tiling)), *layer.tiling)
+        elif isinstance(layer, SwizzleTransform):
+            _check_swizzle(layer.swizzle, dims, shape, dtype, what)
+        elif isinstance(layer, TransposeTransform):
+            if len(layer.permutation) != len(dims):
+                n = len(layer.permutation)
+                raise mistake(
+                    ValueError,
+                    f"plgpu.TransposeTransform({layer.permutation}) is for {count_of(n, 'dimension')}, but {what} is "
+                    f"stored with {len(dims)} here.",
+                    hint="after a tiling the dimensions are those of the array of tiles, then those of a tile",
+                    stored_as=dims,
+                )
+            dims = tuple(dims[d] for d in layer.permutation)
+    return dims
+
+
+def _check_swizzle(swizzle: int, dims: tuple[int, ...], shape: Sequence[int], dtype: Any, what: str) -> None:
+    if swizzle == 16:  # none: 16-byte pieces stay where they are
+        return
+    bits = element_bits(dtype)
+    if not dims or dims[-1] * bits != swizzle * 8:
+        wide = f"{dims[-1] * bits / 8:g} bytes wide" if dims else "no rows"
+        raise mistake(
+            ValueError,
+            f"A swizzle of {swizzle} bytes is for rows as wide; {what} of shape {tuple(shape)} and dtype {dtype} is "
+            f"stored in rows that are {wide}.",
+            hint=f"plgpu.TilingTransform((8, {swizzle * 8 // bits})) before plgpu.SwizzleTransform({swizzle})",
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class GPUMemoryRef(MemoryRef):
     """The type of a buffer in a GPU's memory.
@@ -113,11 +213,17 @@ class GPUMemoryRef(MemoryRef):
       transforms: how it is stored, outermost first (SMEM, GMEM).
       collective: whether it spans the two blocks of a collective matrix product; None outside TMEM.
       packed: whether elements narrower than 32 bits share a 32-bit column; None outside TMEM and for 32 bits.
+      layout: a `plgpu.TMEMLayout` where a buffer in TMEM does not lie as usual; else None.
     """
 
     transforms: tuple[Any, ...] = ()
     collective: bool | None = dataclasses.field(default=None, kw_only=True)
     packed: bool | None = dataclasses.field(default=None, kw_only=True)
+    layout: Any = dataclasses.field(default=None, kw_only=True)
+
+    def get_ref_aval(self, label: str = "scratch") -> Any:
+        """The abstract Ref that a kernel sees."""
+        return as_storage(self, label)
 
 
 class MemorySpace(enum.Enum):
@@ -139,6 +245,7 @@ class MemorySpace(enum.Enum):
         transforms: Sequence[Any] = (),
         packed: bool | None = None,
         collective: bool | None = None,
+        layout: Any = None,
     ) -> GPUMemoryRef:
         """The type of a buffer in this memory, for `scratch_shapes` and `run_scoped`.
 
@@ -146,33 +253,46 @@ class MemorySpace(enum.Enum):
           shape: ints, one for each dimension. In TMEM, 64 or 128 rows (lanes), then columns; dimensions
             before them are a batch.
           dtype: anything that `jnp.dtype` takes.
-          transforms: `TilingTransform` and `SwizzleTransform`, in the order of application. Not in TMEM.
+          transforms: `TilingTransform`, `SwizzleTransform` and `TransposeTransform`, in the order of application. Not
+            in TMEM.
           packed: TMEM only, and needed there for dtypes narrower than 32 bits: whether elements share a
             column.
           collective: TMEM only: the buffer spans the two blocks of a collective matrix product.
+          layout: TMEM only: a `plgpu.TMEMLayout`, for scales, sparse metadata, and what else does not lie as usual.
 
         Raises:
           TypeError, ValueError: a shape, dtype or option that this memory cannot have.
         """
         ref = memory_ref(self, shape, dtype)
         layers = storage_transforms(transforms, f"a {self} buffer")
+        if self is not MemorySpace.TMEM:
+            stored_shape(ref.shape, ref.dtype, layers, f"a {self} buffer")
         if self is MemorySpace.TMEM:
-            _check_tmem(ref, layers, packed)
+            _check_tmem(ref, layers, packed, layout)
             collective = bool(collective)
-        elif packed is not None or collective is not None:
-            raise ValueError(f"packed and collective describe buffers in TMEM; this one is in {self.name}.")
-        return GPUMemoryRef(ref.inner_aval, self, transforms=layers, collective=collective, packed=packed)
+        elif (packed, collective, layout) != (None, None, None):
+            raise ValueError(f"packed, collective and layout describe buffers in TMEM; this one is in {self.name}.")
+        options: dict[str, Any] = dict(collective=collective, packed=packed, layout=layout)
+        return GPUMemoryRef(ref.inner_aval, self, transforms=layers, **options)
 
     def like(self, array: Any) -> GPUMemoryRef:
         """The type of a buffer in this memory with the shape and dtype of `array` (or a ShapeDtypeStruct)."""
         return self(array.shape, array.dtype)
 
 
-def _check_tmem(ref: MemoryRef, transforms: tuple[Any, ...], packed: bool | None) -> None:
+def _check_tmem(ref: MemoryRef, transforms: tuple[Any, ...], packed: bool | None, layout: Any) -> None:
     shape = ref.shape
     if transforms:
         raise ValueError("A TMEM buffer has no transforms: its layout is the hardware's.")
-    if len(shape) < 2 or shape[-2] not in (64, 128):
+    if layout is not None and not isinstance(base_of(layout), TMEMLayout):
+        hint = "plgpu.TMEMLayout.SCALES_LAYOUT for scales; most buffers need none"
+        raise TypeError(explain(f"The layout of a TMEM buffer is a plgpu.TMEMLayout, not {layout!r}.", hint=hint))
+    scales = (TMEMLayout.SCALES_LAYOUT, TMEMLayout.SCALES_M64_COLLECTIVE_LAYOUT)
+    if layout is not None and base_of(layout) in scales:  # in each column four rows of scales for each of 32 lanes
+        if len(shape) != 2 or shape[0] % 32 or shape[1] % 4:
+            hint = "scales of M rows and K elements are (M, K // 32), M a multiple of 32, K of 128"
+            raise ValueError(explain(f"A TMEM buffer of scales cannot have shape {shape}.", hint=hint))
+    elif len(shape) < 2 or shape[-2] not in (64, 128):
         raise ValueError(
             explain(
                 f"A TMEM buffer has 64 or 128 rows and some columns, but its shape is {shape}.",
@@ -183,7 +303,7 @@ def _check_tmem(ref: MemoryRef, transforms: tuple[Any, ...], packed: bool | None
     name = jnp.dtype(ref.dtype).name
     if bits > 32:
         raise ValueError(f"A TMEM buffer cannot hold {name}: a column is 32 bits wide.")
-    if bits < 32 and packed is None:
+    if bits < 32 and packed is None and layout is None:
         raise ValueError(
             explain(
                 f"A TMEM buffer of {name} must say whether its elements share the 32-bit columns.",

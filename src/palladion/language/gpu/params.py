@@ -20,6 +20,7 @@ from palladion.language.fields import (
     flag,
     integer,
     member,
+    one_of,
     optional,
     sequence_of,
     text,
@@ -124,6 +125,13 @@ _INTERPRET_CHECKS: dict[str, Check] = {
     **SHARED_CHECKS,
     "num_tma_threads_per_device": integer(1),
     "inline_mgpu": text(),
+    "arch": optional(choice("sm_90a", "sm_100a")),
+    "schedule": optional(one_of(choice("eager", "lazy"), integer(0))),
+    "explore": integer(0, "number of schedules"),
+    "strict": flag(),
+    "trace": flag(),
+    "uninitialized_reads": choice("allow", "warn", "raise"),
+    "num_sms": optional(integer(1, "number of SMs")),
 }
 
 
@@ -138,11 +146,26 @@ class InterpretGPUParams:
       skip_floating_point_ops: replace floating-point results by NaN, to check data movement quickly.
       uninitialized_memory: what memory holds before the first write, "nan" (integers: their lowest value) or
         "zero".
-      num_cores_or_threads: how many threads of a simulated device run at once.
-      vector_clock_size: entries in the clocks of race detection; None: as many as needed.
+      num_cores_or_threads: as in JAX, where it bounds the threads of a simulated device; here the kernel's mesh says
+        how many there are.
+      vector_clock_size: as in JAX, where clocks have a fixed size; here they grow as needed whatever it says.
       logging_mode: a `LoggingMode`, or None for no log.
       num_tma_threads_per_device: how many TMA copies can be in flight at once.
       inline_mgpu: what to do with `plgpu.inline_mgpu`, which a simulator cannot run; "error" refuses it.
+
+    Beyond JAX's:
+      arch: the simulated GPU, "sm_90a" (H100) or "sm_100a" (B200). None: sm_100a if the kernel uses an operation that
+        only Blackwell has, else sm_90a.
+      schedule: when asynchronous operations complete and who runs: "eager" (at their start), "lazy" (when they are
+        waited for), or a seed for an order drawn at random. None: "lazy".
+      explore: how many further schedules, drawn from successive seeds, each call is run under; the first finding is
+        raised, with the schedule that repeats it.
+      strict: a finding that would be a warning is an error.
+      trace: keep a timeline in simulated time; `palladion.last_report().timeline` has it.
+      uninitialized_reads: "raise" or "warn" when something reads memory that nothing has written; found in the history
+        that `detect_races` keeps.
+      num_sms: streaming multiprocessors of the simulated device, which bound how many blocks run at once; None: as
+        many as the chip has.
 
     Raises:
       TypeError, ValueError: naming the field, what it may be and what it is.
@@ -158,6 +181,13 @@ class InterpretGPUParams:
     logging_mode: LoggingMode | None = None
     num_tma_threads_per_device: int = 5
     inline_mgpu: str = "error"
+    arch: Literal["sm_90a", "sm_100a"] | None = None
+    schedule: Literal["eager", "lazy"] | int | None = None
+    explore: int = 0
+    strict: bool = False
+    trace: bool = False
+    uninitialized_reads: Literal["allow", "warn", "raise"] = "raise"
+    num_sms: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "plgpu.InterpretGPUParams", _INTERPRET_CHECKS)

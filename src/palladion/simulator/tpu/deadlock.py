@@ -15,13 +15,13 @@ def report(machine: Machine, error: Deadlock) -> None:
       KernelFinding: always.
     """
     waiting = error.agents
-    done = [a for a in machine.engine.agents if a.done]
+    done = machine.engine.ended
     lines = [_one(a) for a in waiting]
     if len(waiting) == 1:
         headline = f"Deadlock: {_wait(waiting[0])}, and nobody is left who could end the wait."
     else:
         headline = f"Deadlock: {len(waiting)} cores wait, and none can go on. " + " ".join(lines)
-    ended = f" {', '.join(a.name for a in done)} already ended." if done else ""
+    ended = f" {', '.join(done)} already ended." if done else ""
     barrier = all(_on_barrier(a) for a in waiting)
     machine.found(
         "collective-mismatch" if barrier and done else "deadlock",

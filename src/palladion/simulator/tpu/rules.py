@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
 from palladion import jaxlink
-from palladion.errors import KernelCheckError, count_of, explain
+from palladion.errors import explain
 from palladion.language import ops
 from palladion.rules import RuleTable
+from palladion.simulator import shared_rules
 from palladion.simulator.code import Compiler, View, location, view
-from palladion.simulator.memory import WHOLE, Buffer, Region, read_outside
+from palladion.simulator.memory import WHOLE, Buffer, Region
+from palladion.simulator.shared_rules import add_into, held, read_partly_outside
 from palladion.simulator.tpu.machine import HBM_SPACES, Core, Semaphores
 from palladion.simulator.values import ARRAYS
 
 RULES = RuleTable("the simulated TPU", covers=lambda primitive: ARRAYS.supports(primitive))
+shared_rules.install(RULES)
 
 
 # --- Refs ----------------------------------------------------------------------------------------------------------
@@ -41,26 +43,8 @@ def refuse_hbm(eqn: Any, verb: str) -> None:
 
 def check_bounds(agent: Any, eqn: Any, v: View, operands: Any, buffer: Any, access: str) -> bool:
     """Whether run-time indices stay inside; a read outside may be allowed, everything else is a finding."""
-    bad = v.outside(operands)
-    if bad is None:
-        return True
-    core: Core = agent.place
-    machine = core.machine
-    if access == "read" and machine.params.out_of_bounds_reads == "uninitialized":
-        return False
-    d, index, size = bad
-    text = f"pl.ds({index.start}, {index.stop - index.start})" if isinstance(index, slice) else f"index {index}"
-    if isinstance(index, np.ndarray):
-        text = f"an index array with {index.min()} to {index.max()}"
-    machine.found(
-        "out-of-bounds",
-        f"Out of bounds {access}: {text} in dimension {d} of {buffer.label}, which has {count_of(size, 'element')}.",
-        where=location(eqn),
-        when=core.when(),
-        operand=buffer.label,
-        hint="a TPU reads and writes whatever lies there; clamp the index or mask the access",
-    )
-    return False
+    hint = "a TPU reads and writes whatever lies there; clamp the index or mask the access"
+    return shared_rules.check_bounds(agent, eqn, v, operands, buffer, access, hint)
 
 
 def note_read(agent: Any, eqn: Any, site: int, buffer: Buffer, region: Region) -> None:
@@ -70,28 +54,14 @@ def note_read(agent: Any, eqn: Any, site: int, buffer: Buffer, region: Region) -
     core: Core = agent.place
     if conflict := buffer.read_by(agent.actor, region, site):
         core.machine.race(core, buffer, "read", agent.name, conflict, eqn)
-    wanted = core.machine.params.uninitialized_reads
-    if wanted != "allow" and buffer.unwritten(region):
-        core.machine.found(
-            "uninitialized-read",
-            f"Read of {buffer.label} before anything was written there.",
-            where=location(eqn),
-            when=core.when(),
-            operand=buffer.label,
-            hint="initialise it first, for accumulators in the first program of a block: "
-            "@pl.when(pl.program_id(axis) == 0)",
-            warn=wanted == "warn",
-        )
+    hint = "initialise it first, for accumulators in the first program of a block: @pl.when(pl.program_id(axis) == 0)"
+    shared_rules.check_written(agent, eqn, buffer, region, core.machine.params.uninitialized_reads, hint)
 
 
 def note_write(agent: Any, eqn: Any, site: int, buffer: Buffer, region: Region) -> None:
     """Check a write against the buffer's history."""
     if buffer.writes is not None and (conflict := buffer.written_by(agent.actor, region, site)):
         agent.place.machine.race(agent.place, buffer, "write", agent.name, conflict, eqn)
-
-
-def _value(x: Any) -> Any:
-    return x.copy() if isinstance(x, np.ndarray) else x
 
 
 @RULES.rule(jaxlink.get_p)
@@ -114,21 +84,13 @@ def _get(compiler: Compiler, eqn: Any) -> Callable:
         region = fixed
         if region is None:
             if not check_bounds(agent, eqn, v, operands, buffer, "read"):
-                return _read_outside(agent, buffer, v, operands, fill_dtype)
+                return read_partly_outside(agent.place.machine, buffer, v.region(operands), fill_dtype)
             region = v.region(operands)
         if tracked:
             note_read(agent, eqn, site, buffer, region)
-        return _value(region.get(buffer.data))
+        return held(region.get(buffer.data))
 
     return read
-
-
-def _read_outside(agent: Any, buffer: Buffer, v: View, operands: Any, dtype: Any) -> Any:
-    value = buffer.data
-    fill = agent.place.machine.fill(dtype)
-    for kind, how in v.region(operands).views:
-        value = read_outside(value, how, fill) if kind == "index" else Region([(kind, how)]).get(value)
-    return value
 
 
 @RULES.rule(jaxlink.swap_p)
@@ -148,7 +110,7 @@ def _swap(compiler: Compiler, eqn: Any) -> Callable:
             if wanted:
                 note_read(agent, eqn, site, buffer, region)
             note_write(agent, eqn, site, buffer, region)
-        old = _value(region.get(buffer.data)) if wanted else None
+        old = held(region.get(buffer.data)) if wanted else None
         region.put(buffer.data, new)
         return old
 
@@ -168,14 +130,7 @@ def _addupdate(compiler: Compiler, eqn: Any) -> Callable:
         if tracked:
             note_read(agent, eqn, site, buffer, region)
             note_write(agent, eqn, site, buffer, region)
-        last = region.views[-1] if region.views else ("", ())
-        if last[0] == "index" and any(isinstance(i, np.ndarray) for i in last[1]):  # a repeated index counts each time
-            outer = Region(region.views[:-1])
-            part = np.array(outer.get(buffer.data))
-            np.add.at(part, last[1], new)
-            outer.put(buffer.data, part)
-        else:
-            region.put(buffer.data, region.get(buffer.data) + new)
+        add_into(buffer, region, new)
         return []
 
     return write
@@ -213,22 +168,6 @@ def _empty_ref(compiler: Compiler, eqn: Any) -> Callable:
     return lambda agent: _scratch(agent, aval, "a new Ref")
 
 
-@RULES.rule(jaxlink.freeze_p)
-def _freeze(compiler: Compiler, eqn: Any) -> Callable:
-    return lambda agent, buffer: _value(buffer.data)
-
-
-@RULES.rule(jaxlink.free_ref_p)
-def _free_ref(compiler: Compiler, eqn: Any) -> Callable:
-    return lambda agent, buffer: []
-
-
-@RULES.rule(jaxlink.ref_broadcast_to_p)
-def _broadcast_to(compiler: Compiler, eqn: Any) -> Callable:
-    shape = tuple(eqn.params["shape"])
-    return lambda agent, x: np.broadcast_to(x, shape)
-
-
 @RULES.rule(ops.run_scoped_p)
 def _run_scoped(compiler: Compiler, eqn: Any) -> Callable:
     jaxpr, n = eqn.params["jaxpr"], eqn.params["num_scoped"]
@@ -254,72 +193,6 @@ def _run_scoped(compiler: Compiler, eqn: Any) -> Callable:
         return results
 
     return run
-
-
-# --- the kernel's own operations -----------------------------------------------------------------------------------
-@RULES.rule(ops.program_id_p)
-def _program_id(compiler: Compiler, eqn: Any) -> Callable:
-    axis = eqn.params["axis"]
-    return lambda agent: np.int32(agent.place.ids[axis])
-
-
-@RULES.rule(ops.num_programs_p)
-def _num_programs(compiler: Compiler, eqn: Any) -> Callable:
-    axis = eqn.params["axis"]
-    return lambda agent: np.int32(agent.place.sizes[axis])
-
-
-@RULES.rule(ops.debug_print_p)
-def _debug_print(compiler: Compiler, eqn: Any) -> Callable:
-    fmt = eqn.params["fmt"]
-
-    def show(agent: Any, *values: Any) -> list:
-        print(ops.format_values(fmt, [np.asarray(v) for v in values]), flush=True)
-        return []
-
-    return show
-
-
-@RULES.rule(jaxlink.jax_debug_print_p)
-def _jax_debug_print(compiler: Compiler, eqn: Any) -> Callable:
-    if eqn.params["static_args"]:
-        raise RULES.unsupported(eqn)
-    fmt, tree = eqn.params["fmt"], eqn.params["in_tree"]
-
-    def show(agent: Any, *values: Any) -> list:
-        args, named = jax.tree.unflatten(tree, [np.asarray(v) for v in values])
-        print(fmt.format(*args, **named), flush=True)
-        return []
-
-    return show
-
-
-@RULES.rule(ops.debug_check_p)
-def _debug_check(compiler: Compiler, eqn: Any) -> Callable:
-    message, where = eqn.params["message"], eqn.params["where"]
-
-    def check(agent: Any, condition: Any) -> list:
-        if not condition:
-            point = tuple(map(int, agent.place.ids)) or None
-            raise KernelCheckError(explain(message, where=where, grid_point=point))
-        return []
-
-    return check
-
-
-@RULES.rule(ops.delay_p)
-def _delay(compiler: Compiler, eqn: Any) -> Callable:
-    def wait(agent: Any, nanos: Any) -> list:
-        agent.time += float(nanos) * 1e-9
-        agent.place.machine.engine.pause(agent)
-        return []
-
-    return wait
-
-
-@RULES.rule(ops.multiple_of_p)
-def _multiple_of(compiler: Compiler, eqn: Any) -> Callable:
-    return lambda agent, x: x
 
 
 @RULES.rule(lax.axis_index_p)

@@ -283,7 +283,8 @@ def _scan(eqn: Any, *operands: Any) -> list[Any]:
 def _run_scoped(eqn: Any, *operands: Any) -> list[Any]:
     jaxpr, n = eqn.params["jaxpr"], eqn.params["num_scoped"]
     scoped = sum(len(_part_avals(v.aval)) for v in jaxpr.invars[len(jaxpr.invars) - n :])
-    outs = ops.run_scoped_p.bind(*flatten(operands), jaxpr=split_kernel(jaxpr), num_scoped=scoped)
+    kernel, axes = split_kernel(jaxpr), eqn.params["collective_axes"]
+    outs = ops.run_scoped_p.bind(*flatten(operands), jaxpr=kernel, num_scoped=scoped, collective_axes=axes)
     return rebuild(_dtypes(eqn.outvars), outs)
 
 

@@ -1,0 +1,1 @@
+"""Simulated Hopper and Blackwell GPUs: `interpret=plgpu.InterpretGPUParams(…)`."""
