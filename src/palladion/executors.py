@@ -8,7 +8,6 @@ imports it when it is first needed.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +63,14 @@ def is_eager(interpret: Any) -> bool:
 def finds_blocks_outside(interpret: Any) -> bool:
     """Whether the executor itself refuses blocks outside their array, instead of clamping them."""
     return type(interpret).__name__ in _MACHINES
+
+
+def finds_stores_to_inputs(interpret: Any) -> bool:
+    """Whether the executor itself refuses stores to an input when they happen, so that code may have them to no effect.
+
+    Collectives for GPUs that ship with JAX do: a store that never runs makes XLA put the operand into symmetric memory.
+    """
+    return type(interpret).__name__ == "InterpretGPUParams"
 
 
 def runs_in_python(interpret: Any) -> bool:
@@ -122,10 +129,8 @@ def simulated_sms(params: Any) -> int:
 
 def load_all() -> None:
     """Import every executor, so that a message can name the targets that run an operation."""
-    for module in (REFERENCE, EAGER, "palladion.compiler.cpu.unit", SIMULATED_TPU):
+    for module in (REFERENCE, EAGER, "palladion.compiler.cpu.unit", SIMULATED_TPU, SIMULATED_GPU):
         importlib.import_module(module)
-    if importlib.util.find_spec(SIMULATED_GPU) is not None:  # TEMPORARY: until it exists
-        importlib.import_module(SIMULATED_GPU)
 
 
 def discharge(jaxpr: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:

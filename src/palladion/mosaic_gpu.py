@@ -82,6 +82,7 @@ from palladion.language.gpu.mode import force_gpu_interpret_mode, set_gpu_interp
 from palladion.language.gpu.params import CompilerParams, InterpretGPUParams, LoweringSemantics, OOBFillMode, TraceScope
 from palladion.language.gpu.partition import CopyPartition
 from palladion.language.gpu.pipeline import emit_pipeline
+from palladion.language.gpu.pipeline_warp import PipelinePipeline, emit_pipeline_warp_specialized
 from palladion.language.gpu.semaphores import (
     Semaphore,
     SemaphoreSignal,
@@ -134,6 +135,7 @@ __all__ = [
     "NDLoopInfo",
     "OOBFillMode",
     "PeerMemRef",
+    "PipelinePipeline",
     "REGS",
     "RefType",
     "RefUnion",
@@ -184,6 +186,7 @@ __all__ = [
     "copy_smem_to_gmem",
     "dynamic_scheduling_loop",
     "emit_pipeline",
+    "emit_pipeline_warp_specialized",
     "find_swizzle",
     "force_gpu_interpret_mode",
     "format_tcgen05_sparse_metadata",
@@ -234,7 +237,7 @@ __getattr__ = unbuilt(
     "plgpu",
     "it comes with the Mosaic GPU compiler",
     """
-    PipelinePipeline as_torch_kernel emit_pipeline_warp_specialized
+    as_torch_kernel
     """,
     __all__,
 )

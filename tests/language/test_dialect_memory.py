@@ -68,7 +68,7 @@ def test_tensor_memory_says_how_elements_share_columns():
         ),
         (
             lambda: plgpu.SMEM((128, 64), jnp.float32, packed=True),
-            "packed and collective describe buffers in TMEM; this one is in SMEM.",
+            "packed, collective and layout describe buffers in TMEM; this one is in SMEM.",
         ),
     ]:
         with pytest.raises(ValueError) as error:

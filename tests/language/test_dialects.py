@@ -245,8 +245,9 @@ def test_simulator_params_print_as_in_jax():
         f"InterpretParams({SIMULATOR_DEFAULT}, dma_execution_mode='on_wait', random_seed=None, "
         f"grid_point_recorder=None, allow_hbm_allocation_in_run_scoped=False, buffer_bounds='logical'{ours}"
     )
+    ours = "arch=None, schedule=None, explore=0, strict=False, trace=False, uninitialized_reads='raise', num_sms=None"
     assert repr(plgpu.InterpretGPUParams()) == (
-        f"InterpretGPUParams({SIMULATOR_DEFAULT}, num_tma_threads_per_device=5, inline_mgpu='error')"
+        f"InterpretGPUParams({SIMULATOR_DEFAULT}, num_tma_threads_per_device=5, inline_mgpu='error', {ours})"
     )
 
 
@@ -302,8 +303,8 @@ def test_resetting_the_simulated_tpu_leaves_the_mode_alone():
     [
         (
             plgpu,
-            "wgmma",
-            "plgpu.wgmma is not built yet: simulated GPUs and the Mosaic GPU compiler are later work.",
+            "as_torch_kernel",
+            "plgpu.as_torch_kernel is not built yet: it comes with the Mosaic GPU compiler.",
         ),
         (
             pltpu,

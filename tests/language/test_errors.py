@@ -17,7 +17,6 @@ import pytest
 
 import palladion as pl
 from language.mistakes import check, collector
-from palladion import mosaic_gpu as plgpu
 from palladion import tpu as pltpu
 
 CASES, mistake = collector()
@@ -754,9 +753,6 @@ def test_a_third_argument_by_position():
 
 
 def test_machines_that_are_not_built_say_so():
-    with pytest.raises(pl.TargetNotBuilt) as caught:
-        pl.pallas_call(copy, f32, interpret=plgpu.InterpretGPUParams())
-    assert str(caught.value).startswith("The simulated GPU (interpret=plgpu.InterpretGPUParams(...)) is not built yet")
     with pytest.raises(pl.TargetNotBuilt, match="no compiler for tpu yet"):
         jax.jit(pl.pallas_call(copy, f32)).trace(x).lower(lowering_platforms=("tpu",))
 

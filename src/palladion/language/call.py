@@ -240,7 +240,8 @@ def _trace(setup: Setup, grid: tuple[int | None, ...], in_tree: Any, avals: Any,
         body: Any = EagerKernel(setup.kernel, layout.arguments, tuple(refs), setup.name)
     else:
         body = trace_kernel(setup.kernel, layout.arguments, refs, grid, setup.name, setup.mesh)
-        check_kernel(body, grid_mapping, setup.aliases, setup.name)
+        run_time = setup.mesh is not None and executors.finds_stores_to_inputs(setup.interpret)
+        check_kernel(body, grid_mapping, setup.aliases, setup.name, stores=not run_time)
     if setup.debug:
         print(f"pallas_call {setup.name}: {grid_mapping}\n{body}")
     params = dict(

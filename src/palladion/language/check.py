@@ -44,12 +44,13 @@ def ref_transforms(eqn: Any) -> tuple[Any, ...]:
     return tuple(jax.tree.unflatten(eqn.params["tree"], eqn.invars[start:]))
 
 
-def check_kernel(jaxpr: Any, grid_mapping: GridMapping, aliases: Any, name: str) -> None:
-    """Raise ValueError or IndexError for the mistakes that the module names."""
+def check_kernel(jaxpr: Any, grid_mapping: GridMapping, aliases: Any, name: str, *, stores: bool = True) -> None:
+    """Raise ValueError or IndexError for the mistakes that the module names; with `stores=False` not for stores."""
     _check_named_axes(jaxpr, name)
     _check_semaphores(jaxpr)
     _check_static_indices(jaxpr)
-    _check_writes(jaxpr, grid_mapping, dict(aliases), name)
+    if stores:
+        _check_writes(jaxpr, grid_mapping, dict(aliases), name)
 
 
 def _check_named_axes(jaxpr: Any, name: str) -> None:

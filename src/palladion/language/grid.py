@@ -50,6 +50,8 @@ class BlockMapping:
       pipeline_mode: a `Buffered`, or None.
       origin: how messages call the operand, e.g. "input 0 (x_ref)".
       map_location: `name at file:line` of the index map, or None for the default one.
+      options: what a dialect's BlockSpec says beyond that (its `block_options`), or None. It is hashable, and its
+        `ref_aval(inner_aval, memory_space, label)` is the abstract Ref.
     """
 
     block_shape: tuple[Any, ...]
@@ -59,6 +61,7 @@ class BlockMapping:
     pipeline_mode: Any = None
     origin: str = "an operand"
     map_location: str | None = None
+    options: Any = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -142,7 +145,8 @@ class BlockMapping:
 
     def ref_aval(self) -> KernelRef:
         """The abstract Ref that the kernel gets."""
-        return KernelRef(jaxlink.ShapedArray(self.ref_shape, self.array.dtype), self.memory_space, label=self.origin)
+        make = KernelRef if self.options is None else self.options.ref_aval
+        return make(jaxlink.ShapedArray(self.ref_shape, self.array.dtype), self.memory_space, label=self.origin)
 
     def __repr__(self) -> str:
         return f"BlockMapping(block_shape={self.block_shape}, memory_space={self.memory_space})"
@@ -252,7 +256,7 @@ def make_block_mapping(
             hint="gather along one dimension; the others take block numbers or pl.Element offsets",
         )
     jaxpr, location = _trace_index_map(spec.index_map, block, grid, prefetch_refs, prefetch_tree, origin)
-    return BlockMapping(block, jaxpr, array, space, spec.pipeline_mode, origin, location)
+    return BlockMapping(block, jaxpr, array, space, spec.pipeline_mode, origin, location, getattr(spec, "block_options", None))
 
 
 @dataclasses.dataclass(frozen=True)

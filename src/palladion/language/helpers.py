@@ -15,6 +15,8 @@ from jax import lax
 
 from palladion import executors, jaxlink, locations
 from palladion.errors import kind_of, mistake
+from palladion.language import frames
+from palladion.language.indexing import is_ref
 from palladion.language.refs import KernelRef, MemoryRef, MemorySpace, checked_dtype
 
 
@@ -170,31 +172,32 @@ def run_state(f: Callable[..., None]) -> Callable[[Any], Any]:
       ValueError: `f` returns a value.
     """
 
-    def checked(*refs):
-        out = f(*refs)
-        if out is not None:
-            raise mistake(
-                ValueError,
-                f"The function given to pl.run_state should return None; it returns {kind_of(out)}.",
-                where=locations.defined_at(f),
-                hint="it changes its Refs in place; what they hold at the end is the result",
-            )
-
     def call(values: Any) -> Any:
+        def body(*refs):
+            out = f(jax.tree.unflatten(tree, refs))
+            if out is not None:
+                raise mistake(
+                    ValueError,
+                    f"The function given to pl.run_state should return None; it returns {kind_of(out)}.",
+                    where=locations.defined_at(f),
+                    hint="it changes its Refs in place; what they hold at the end is the result",
+                )
+
         flat, tree = jax.tree.flatten(values, is_leaf=_is_state)
         if any(map(_is_state, flat)):
-            return jax.tree.unflatten(tree, _scoped_state(lambda refs: checked(jax.tree.unflatten(tree, refs)), flat))
+            return jax.tree.unflatten(tree, _scoped_state(body, flat, on_gpu=True))
         flat = [jnp.asarray(x) for x in flat]
         refs = [
             KernelRef(jaxlink.ShapedArray(x.shape, x.dtype), MemorySpace.ANY, label=f"state {i}")
             for i, x in enumerate(flat)
         ]
 
-        def body(*refs):
-            checked(jax.tree.unflatten(tree, refs))
-
         jaxpr, _ = jaxlink.trace_to_jaxpr(body, refs, jaxlink.debug_info("run_state", f, ()))
         jaxpr, consts = jaxlink.convert_consts_to_invars(jaxpr)
+        outer = [jaxlink.typeof(c) for c in consts if is_ref(c)]
+        if outer and frames.current() is not None:  # what it does to the kernel's Refs has its place in the kernel
+            held = _scoped_state(body, flat, on_gpu=any(hasattr(ref, "storage") for ref in outer))
+            return jax.tree.unflatten(tree, held)
         held = executors.discharge(jaxpr, [*consts, *flat])[1]
         return jax.tree.unflatten(tree, held[len(consts) :])
 
@@ -206,13 +209,14 @@ def _is_state(x: Any) -> bool:
     return hasattr(x, "state_type")
 
 
-def _scoped_state(f: Callable[[list[Any]], None], values: Sequence[Any]) -> list[Any]:
+def _scoped_state(f: Callable[..., None], values: Sequence[Any], *, on_gpu: bool) -> list[Any]:
     """`run_state` by Refs of a scope in the kernel: they get their values, `f` runs, and what they hold is read."""
     from palladion.language.gpu.memory import REGS
     from palladion.language.ops import run_scoped
 
-    arrays = [x if _is_state(x) else jnp.asarray(x) for x in values]
-    types = [x.state_type() if _is_state(x) else REGS(x.shape, x.dtype) for x in arrays]
+    arrays: list[Any] = [x if _is_state(x) else jnp.asarray(x) for x in values]
+    array_type = REGS.like if on_gpu else lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    types = [x.state_type() if _is_state(x) else array_type(x) for x in arrays]
 
     def body(*refs):
         for ref, x in zip(refs, arrays, strict=True):
@@ -220,7 +224,7 @@ def _scoped_state(f: Callable[[list[Any]], None], values: Sequence[Any]) -> list
                 x.begin(ref)
             else:
                 ref[...] = x
-        f(list(refs))
+        f(*refs)
         return [ref[...] for ref in refs]
 
     return run_scoped(body, *types)

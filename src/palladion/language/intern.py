@@ -74,7 +74,7 @@ def _key(x: Any) -> Hashable:
         parts = (x.grid, x.num_inputs, x.vmapped_dims, _key(x.block_mappings), _key(x.prefetch_mappings))
         return ("grid", parts)
     if isinstance(x, BlockMapping):
-        fixed = (x.block_shape, x.array.shape, x.array.dtype, x.memory_space, x.pipeline_mode, x.origin)
+        fixed = (x.block_shape, x.array.shape, x.array.dtype, x.memory_space, x.pipeline_mode, x.origin, x.options)
         return ("block", fixed, x.map_location, _jaxpr_key(x.index_map))
     if isinstance(x, (tuple, list)):
         return (type(x).__name__, *map(_key, x))

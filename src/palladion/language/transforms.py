@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from palladion import jaxlink, locations
+from palladion import executors, jaxlink, locations
 from palladion.errors import explain
 from palladion.language import ops
 from palladion.language.blocks import squeezed
@@ -57,7 +57,8 @@ def _batching_rule(args, dims, *, grid_mapping: GridMapping, out_avals, input_ou
     args, dims = list(args), list(dims)
     n_dynamic, n_prefetch = grid_mapping.num_dynamic, grid_mapping.num_prefetch
     params.update(out_avals=out_avals, input_output_aliases=input_output_aliases)
-    if any(d is not None for d in dims[:n_dynamic]):
+    on_machine = params["mesh"] is not None and executors.runs_in_python(params["interpret"])
+    if on_machine or any(d is not None for d in dims[:n_dynamic]):  # cores and threads meet within one kernel only
         return _one_by_one(args, dims, dict(params, grid_mapping=grid_mapping))
     for i, _ in input_output_aliases:  # outputs are batched, so what they alias must be too
         if dims[n_dynamic + i] is None:
@@ -81,7 +82,7 @@ def _batching_rule(args, dims, *, grid_mapping: GridMapping, out_avals, input_ou
 
 
 def _one_by_one(args, dims, params):
-    """Grids of different sizes cannot share one grid: one call for each element of the batch."""
+    """Grids of different sizes, and the meshes of a machine, cannot share one grid: a call for each of the batch."""
     moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims)]
     batched = [x for x, d in zip(moved, dims) if d is not None]
 
@@ -89,7 +90,8 @@ def _one_by_one(args, dims, params):
         rest = iter(slices)
         return pallas_call_p.bind(*(x if d is None else next(rest) for x, d in zip(moved, dims)), **params)
 
-    if isinstance(params["jaxpr"], EagerKernel):  # its Python cannot run inside lax.map
+    in_python = executors.runs_in_python(params["interpret"]) and not any(isinstance(x, jaxlink.Tracer) for x in args)
+    if in_python or isinstance(params["jaxpr"], EagerKernel):  # which cannot run inside lax.map
         size = batched[0].shape[0]
         if not size:
             return [jnp.zeros((0, *a.shape), a.dtype) for a in params["out_avals"]], [0] * len(params["out_avals"])

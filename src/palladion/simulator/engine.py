@@ -185,13 +185,17 @@ class Engine:
         self.sites: list[Any] = [None]  # what a site number stands for; site 0 is unknown
         self.names: dict[int, list[tuple[int, str]]] = {}  # of components: (from epoch, name)
         self.current: Agent | None = None
+        self._nobody: Actor | None = None  # whom all agents share where no clocks are kept
         self._skip: Agent | None = None  # who has just let others go first
 
     # --- who and where ----------------------------------------------------------------------------------------------
-    def agent(self, name: str, place: Any, run: Callable[[Agent], None]) -> Agent:
-        """A new agent that will run `run(agent)`."""
-        actor = self.registry.actor(name)
-        self.names[actor.component] = [(0, name)]
+    def agent(self, name: str, place: Any, run: Callable[[Agent], None], actor: Actor | None = None) -> Agent:
+        """A new agent that will run `run(agent)`; `actor`: of an agent that has ended, whose work it goes on with."""
+        if actor is None and not self.tracking:
+            actor = self._nobody
+        if actor is None:
+            actor = self._nobody = self.registry.actor(name)
+            self.names[actor.component] = [(0, name)]
         agent = Agent(name, actor, place)
         agent.greenlet = greenlet.greenlet(lambda: self._run(agent, run))
         self.agents.append(agent)

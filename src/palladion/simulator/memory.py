@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,6 +234,35 @@ class Buffer:
         for stamps in (reads, *self._further_reads()):
             conflict = conflict or _conflict("read", actor.clock, view, region.get(stamps))
         region.put(writes, stamp(actor.component, actor.epoch, site))
+        return conflict
+
+    def updated_by(
+        self, actor: Actor, region: Region, site: int, view: int, exempt: Callable[[np.ndarray], np.ndarray]
+    ) -> Conflict:
+        """Note an atomic update; None, or an access that nothing orders before it and that is not `exempt`.
+
+        Arguments:
+          exempt: of an array of stamps, which are other atomic updates.
+        """
+        assert self.writes is not None and self.reads is not None
+        region = region.before_bitcast()
+        conflict = None
+        before = np.asarray(region.get(self.writes))
+        reads = [("read", region.get(stamps)) for stamps in (self.reads, *self._further_reads())]
+        for verb, stamps in (("wrote", before), *reads):
+            stamps = np.asarray(_one(stamps))
+            late = stamps[actor.clock.unknown(view, stamps)]
+            late = late[~exempt(late)] if late.size else late
+            if conflict is None and late.size:
+                conflict = verb, int(late.flat[0])
+        own = stamp(actor.component, actor.epoch, site)
+        for earlier in np.unique(before[~exempt(before)]):  # later updates are checked against this write, too
+            if (component := int(component_of(earlier))) != 0:
+                mine = self._own_reads(component)
+                there = np.array(region.get(mine))
+                region.put(mine, np.where((before == earlier) & (epoch_of(there) < epoch_of(earlier)), earlier, there))
+        region.put(self.writes, own)
+        region.put(self._own_reads(actor.component), own)
         return conflict
 
     def written_before(self, actor: Actor, view: int = 0) -> Conflict:

@@ -93,9 +93,9 @@ def one_barrier(name: str, barrier: Any) -> RefView:
       TypeError: something else. ValueError: an array of barriers.
     """
     frames.required(name)
-    if not is_barrier(barrier):
-        what = f"the Ref {label_of(barrier)}, which holds {barrier.dtype}" if is_ref(barrier) else kind_of(barrier)
-        hint = "scratch_shapes=[plgpu.Barrier()]; semaphores are waited for with pl.semaphore_wait"
+    if not (is_ref(barrier) and is_barrier(barrier)):
+        what = f"the Ref {label_of(barrier)}, which holds {barrier.dtype}" if is_ref(barrier) else _described(barrier)
+        hint = "scratch_shapes=[plgpu.Barrier()] gives the kernel a Ref of one"
         raise mistake(TypeError, f"{name} takes a barrier, not {what}.", hint=hint)
     if tuple(barrier.shape):
         raise mistake(
@@ -108,6 +108,11 @@ def one_barrier(name: str, barrier: Any) -> RefView:
     return as_view(barrier)
 
 
+def _described(x: Any) -> str:
+    is_type = isinstance(x, type) or hasattr(x, "get_ref_aval")
+    return f"the type {getattr(x, '__name__', type(x).__name__)}" if is_type else kind_of(x)
+
+
 def same_type(src: Any, dst: Any, shape: Sequence[int], what: str) -> None:
     """Source and destination of a copy hold the same dtype, and `dst` has the shape that the copy delivers.
 
@@ -115,9 +120,11 @@ def same_type(src: Any, dst: Any, shape: Sequence[int], what: str) -> None:
       ValueError: different shapes. TypeError: different dtypes.
     """
     if tuple(dst.shape) != tuple(shape):
+        whole = tuple(src.shape)
+        share = "" if whole == tuple(shape) else f", of which each block gets {tuple(shape)}"
         raise mistake(
             ValueError,
-            f"{what} needs a source and a destination of the same shape: {label_of(src)} has {tuple(src.shape)}, "
+            f"{what} needs a source and a destination of the same shape: {label_of(src)} has {whole}{share}, "
             f"{label_of(dst)} has {tuple(dst.shape)}.",
             hint="take views of the same size: x_ref.at[pl.ds(i, 8)]; an integer index drops a dimension",
         )

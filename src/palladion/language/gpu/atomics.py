@@ -20,7 +20,7 @@ from palladion import jaxlink
 from palladion.errors import kind_of, mistake
 from palladion.language import indexing
 from palladion.language.gpu.arguments import a_ref, an_operation, device_axes, print_operands, shape_of
-from palladion.language.gpu.copies import ATOMICS
+from palladion.language.gpu.copy_rules import ATOMICS
 from palladion.language.gpu.memory import GMEM, SMEM
 from palladion.language.gpu.primitives import bind, gpu_primitive
 from palladion.language.gpu.views import split_view
@@ -153,7 +153,6 @@ def multimem_store(source: jax.Array, ref: Any, collective_axes: Any) -> None:
 
 
 _FLOATS = (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float8_e5m2, jnp.float8_e4m3fn)
-_REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
 
 
 def multimem_load_reduce(ref: Any, *, collective_axes: Any, reduction_op: str) -> jax.Array:
@@ -178,7 +177,7 @@ def multimem_load_reduce(ref: Any, *, collective_axes: Any, reduction_op: str) -
     if dtype not in _FLOATS and not (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4):
         hint = "float32, float16, bfloat16, float8, int32, int64"
         raise mistake(TypeError, f"{name} cannot combine {dtype}, which {label_of(view)} holds.", hint=hint)
-    op = an_operation(name, "reduction_op", reduction_op, _REDUCTIONS, dtype)
+    op = an_operation(name, "reduction_op", reduction_op, ATOMICS, dtype)
     if op in ("min", "max") and dtype == jnp.float32:
         raise mistake(TypeError, f"The reduction_op {op!r} of {name} is not for float32.", hint="'add', or float16")
     return bind(name, multimem_load_reduce_p, MultiLoad(view), collective_axes=axes, reduction_op=op)[0]

@@ -8,8 +8,9 @@ from typing import Any
 
 from palladion.language import blocks
 from palladion.language.fields import Check, check_fields, integer, member
-from palladion.language.gpu.memory import storage_transforms
+from palladion.language.gpu.memory import GMEM, storage_transforms, stored_shape
 from palladion.language.gpu.params import OOBFillMode
+from palladion.language.gpu.refs import GPURef, Storage
 
 __all__ = ["BlockSpec"]
 
@@ -30,6 +31,26 @@ _CHECKS: dict[str, Check] = {
     "collective_axes": Check("a tuple of axis names or None", _axis_names),
     "oob_fill_mode": member(OOBFillMode, "plgpu.OOBFillMode"),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockOptions:
+    """What a `plgpu.BlockSpec` adds to the mapping of an operand of `pallas_call`; fields as there."""
+
+    transforms: tuple[Any, ...]
+    delay_release: int
+    collective_axes: tuple[Hashable, ...] | None
+    oob_fill_mode: OOBFillMode
+
+    def ref_aval(self, inner_aval: Any, memory_space: Any, label: str) -> GPURef:
+        """The abstract Ref of a block.
+
+        Raises:
+          ValueError: a block that cannot be stored so.
+        """
+        if memory_space is not GMEM:
+            stored_shape(inner_aval.shape, inner_aval.dtype, self.transforms, f"a block of {label}")
+        return GPURef(inner_aval, memory_space, label=label, storage=Storage(self.transforms))
 
 
 @dataclasses.dataclass
@@ -56,3 +77,8 @@ class BlockSpec(blocks.BlockSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, "plgpu.BlockSpec", _CHECKS)
+
+    @property
+    def block_options(self) -> BlockOptions:
+        """What it says beyond a `pl.BlockSpec`."""
+        return BlockOptions(tuple(self.transforms), self.delay_release, self.collective_axes, self.oob_fill_mode)

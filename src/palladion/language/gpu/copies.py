@@ -37,6 +37,7 @@ from palladion.language.gpu.arguments import (
     shape_of,
 )
 from palladion.language.gpu.copy_rules import (
+    ATOMICS,
     arrays_at,
     check_gather,
     check_windows,
@@ -348,9 +349,6 @@ def async_store_smem(
     operands = AsyncStore(value, view, one_barrier(name, barrier), int32(name, "cluster_idx", cluster_idx))
     op = None if atomic is None else an_operation(name, "atomic", atomic, ATOMICS, view.dtype)
     bind(name, async_store_smem_p, operands, cluster_dim=_one_axis(name, cluster_dim), atomic=op)
-
-
-ATOMICS = ("add", "max", "min", "and", "or", "xor")
 
 
 def _one_axis(name: str, axis: Any) -> Any:

@@ -18,6 +18,7 @@ from palladion.language.gpu.views import Im2Col, split_view
 from palladion.language.indices import is_array, label_of
 from palladion.language.refs import RefView
 
+ATOMICS = ("add", "max", "min", "and", "or", "xor")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _SIGNED = {"smin": "min", "smax": "max"}  # spellings that say which integers are meant
 _UNSIGNED = {"umin": "min", "umax": "max"}
@@ -79,7 +80,7 @@ def check_gather(name: str, src: RefView) -> None:
     if not found:
         return
     last = split_view(src)[1][-1]
-    kept = [i for i in found[0][0].indices if is_array(i) or isinstance(i, jaxlink.Slice)]
+    kept: list[Any] = [i for i in found[0][0].indices if is_array(i) or isinstance(i, jaxlink.Slice)]
     good = len(found) == 1 and found[0] == (last, 1) and len(kept) == 2 and is_array(kept[0]) and np.ndim(kept[0]) == 1
     if not good:
         raise mistake(

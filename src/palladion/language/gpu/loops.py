@@ -26,6 +26,7 @@ from palladion import jaxlink, locations
 from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import frames, ops
 from palladion.language.gpu.barriers import Barrier, ClusterBarrier, barrier_arrive, barrier_wait
+from palladion.language.gpu.carry import Carry
 from palladion.language.gpu.control import TryClusterCancelResult, query_cluster_cancel, try_cluster_cancel
 from palladion.language.gpu.copies import commit_smem
 from palladion.language.indexing import is_ref
@@ -111,78 +112,7 @@ def grid_sizes(grid: Any, what: str) -> tuple[Any, ...]:
     return tuple(int32(size) for size in sizes)
 
 
-# --- what is carried --------------------------------------------------------------------------------------------------
-@dataclasses.dataclass(frozen=True)
-class Carry:
-    """A pytree that a loop carries. Refs in it stay where they are: only the other leaves go round.
-
-    Attributes:
-      tree: its structure.
-      refs: {number of a leaf: Ref}.
-      start: the other leaves.
-      owner: what carries it, for messages.
-    """
-
-    tree: Any
-    refs: dict[int, Any]
-    start: list[Any]
-    owner: str
-
-    @classmethod
-    def of(cls, value: Any, owner: str) -> Carry:
-        """The carry that starts with this value; None carries nothing."""
-        leaves, tree = jax.tree.flatten(value, is_leaf=is_ref)
-        refs = {n: x for n, x in enumerate(leaves) if is_ref(x)}
-        return cls(tree, refs, [jnp.asarray(x) for n, x in enumerate(leaves) if n not in refs], owner)
-
-    def value(self, leaves: Sequence[Any]) -> Any:
-        """The pytree with these leaves that go round."""
-        rest = iter(leaves)
-        return jax.tree.unflatten(self.tree, [self.refs.get(n, None) if n in self.refs else next(rest)
-                                              for n in range(self.tree.num_leaves)])  # fmt: skip
-
-    def leaves(self, result: Any, body: Callable[..., Any]) -> list[Any]:
-        """The leaves that go round of what the body returned.
-
-        Raises:
-          TypeError: it has another structure, shapes or dtypes. ValueError: it has another Ref.
-        """
-        leaves, tree = jax.tree.flatten(result, is_leaf=is_ref)
-        where = locations.defined_at(body)
-        if tree != self.tree:
-            if self.tree.num_leaves == 0:
-                headline = f"The body of {self.owner} returns {kind_of(result)}, but nothing is carried."
-                raise mistake(ValueError, headline, where=where, hint="give a carry to start with, or return None")
-            headline = f"The body of {self.owner} must return a carry like the one it gets, {self.tree}, not {tree}."
-            raise mistake(TypeError, headline, where=where, hint="return the carry, changed or not")
-        found = []
-        for n, leaf in enumerate(leaves):
-            if n in self.refs:
-                if not is_ref(leaf) or _base(leaf) is not _base(self.refs[n]):
-                    headline = f"The body of {self.owner} returns another value where its carry has a Ref."
-                    raise mistake(ValueError, headline, where=where, hint="return the same Ref: Refs do not change")
-                continue
-            if is_ref(leaf):
-                headline = f"The body of {self.owner} returns a Ref where its carry has a value."
-                raise mistake(ValueError, headline, where=where, hint="read it: ref[...]")
-            first = self.start[len(found)]
-            leaf = jnp.asarray(leaf)
-            if leaf.shape != first.shape or (leaf.dtype != first.dtype and not jaxlink.is_weak(leaf)):
-                headline = (
-                    f"The body of {self.owner} carries {leaf.dtype}{list(leaf.shape)} on, but began with "
-                    f"{first.dtype}{list(first.shape)}."
-                )
-                raise mistake(TypeError, headline, where=where, hint="shapes and dtypes of a carry stay: .astype(…)")
-            found.append(lax.convert_element_type(leaf, first.dtype))
-        return found
-
-
-def _base(ref: Any) -> Any:
-    while isinstance(ref, jaxlink.TransformedRef):
-        ref = ref.ref
-    return ref
-
-
+# --- one iteration ----------------------------------------------------------------------------------------------------
 def _run(body: Callable[..., Any], info: NDLoopInfo, carry: Carry, leaves: Sequence[Any]) -> list[Any]:
     """One iteration: the carry goes in, and out, by the name `carry`."""
     if not carry.tree.num_leaves:
@@ -263,8 +193,8 @@ def nd_loop(
     return decorate
 
 
-def _mesh_axes(owner: str, axes: Any) -> tuple[Hashable, ...]:
-    names = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+def _mesh_axes(owner: str, axes: Any) -> tuple[Any, ...]:
+    names: tuple[Any, ...] = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     known = frames.required(owner).cores
     for name in names:
         if name not in known:
@@ -336,13 +266,19 @@ def dynamic_scheduling_loop(
     owner = "plgpu.dynamic_scheduling_loop"
     frame = frames.required(owner)
     names = tuple(grid_names) if isinstance(grid_names, (tuple, list)) else (grid_names,)
-    mesh_threads = getattr(frame.mesh, "thread_name", None)
+    of_grid = tuple(getattr(frame.mesh, "grid_names", ()))
+    for name in names:
+        if name not in of_grid:
+            headline = f"{owner}: {name!r} is not an axis of the kernel's grid."
+            hint = "the grid_names of the kernel, or some of them"
+            raise mistake(ValueError, headline, axes=", ".join(map(repr, of_grid)) or "none", hint=hint)
+    mesh_threads: Any = getattr(frame.mesh, "thread_name", None)
     threads = frame.cores.get(mesh_threads, 1)
     if thread_axis != mesh_threads and (thread_axis is not None or threads > 1):
         headline = f"{owner}: thread_axis is {thread_axis!r}, but the threads of the kernel are along {mesh_threads!r}."
         raise mistake(ValueError, headline, hint=f"thread_axis={mesh_threads!r}: all threads of a block run the loop")
     of_cluster = tuple(getattr(frame.mesh, "cluster_names", ()))
-    axes = tuple(cluster_axes) if isinstance(cluster_axes, (tuple, list)) else (cluster_axes,)
+    axes: tuple[Any, ...] = tuple(cluster_axes) if isinstance(cluster_axes, (tuple, list)) else (cluster_axes,)
     axes = tuple(a for a in axes or of_cluster if frame.cores.get(a) != 1)
 
     def decorate(body: Callable[..., Any]) -> Any:
@@ -355,7 +291,7 @@ def dynamic_scheduling_loop(
             types["seen"] = Barrier(num_arrivals=threads, num_barriers=2)
         shared = () if thread_axis is None else (thread_axis,)
 
-        def run(result, found, seen=None):
+        def run(result: Any, found: Any, seen: Any = None):
             asks = True if threads == 1 else lax.axis_index(thread_axis) == 0
 
             def ask(slot, step):

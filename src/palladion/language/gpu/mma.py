@@ -166,8 +166,7 @@ def wgmma(acc: Any, a: Any, b: Any) -> None:
       TypeError: neither a Ref nor an array.
     """
     name = "plgpu.wgmma"
-    operands = [mma_rules.operand(name, n, x) for n, x in (("the accumulator", acc), ("A", a), ("B", b))]
-    mma_rules.check(mma_rules.WGMMA, mma_rules.Product(name, *operands))
+    mma_rules.check(mma_rules.WGMMA, mma_rules.product(name, acc, a, b))
     bind(name, wgmma_p, Wgmma(as_view(acc), as_view(a) if is_ref(a) else jnp.asarray(a), as_view(b)))
 
 
@@ -214,6 +213,5 @@ def mma(acc: jax.Array, a: jax.Array, b: jax.Array, /) -> jax.Array:
       KernelFinding: `illegal-shape`, `illegal-layout`. TypeError: no array.
     """
     name = "plgpu.mma"
-    operands = [mma_rules.operand(name, n, x) for n, x in (("the accumulator", acc), ("A", a), ("B", b))]
-    mma_rules.check(mma_rules.MMA, mma_rules.Product(name, *operands))
+    mma_rules.check(mma_rules.MMA, mma_rules.product(name, acc, a, b))
     return bind(name, mma_p, MmaArrays(jnp.asarray(acc), jnp.asarray(a), jnp.asarray(b)))[0]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from palladion import jaxlink
 from palladion.errors import Finding, KernelFinding, kind_of, mistake
 from palladion.language.gpu.layout_values import Layout
-from palladion.language.gpu.memory import MemorySpace, SwizzleTransform, TilingTransform
+from palladion.language.gpu.memory import MemorySpace, SwizzleTransform, TilingTransform, TransposeTransform
 from palladion.language.gpu.refs import space_of, storage_of
 from palladion.language.indices import is_ref, label_of
 from palladion.locations import current_location
@@ -91,14 +91,18 @@ def operand(function: str, name: str, x: Any) -> Operand:
     )
 
 
+def _views(x: Any) -> Sequence[Any]:
+    return x.transforms if isinstance(x, jaxlink.TransformedRef) else ()
+
+
 def _transposed(x: Any, stored: Sequence[Any]) -> bool:
     """Whether the last two dimensions of a view are those of memory the other way round."""
     root = x.ref if isinstance(x, jaxlink.TransformedRef) else x
     dims: list[Any] = list(range(len(root.shape)))  # for each dimension of the view, that of memory
     for layer in stored:
-        if type(layer).__name__ == "TransposeTransform" and len(layer.permutation) == len(dims):
+        if isinstance(layer, TransposeTransform) and len(layer.permutation) == len(dims):
             dims = [layer.permutation.index(d) for d in dims]
-    for layer in x.transforms if isinstance(x, jaxlink.TransformedRef) else ():
+    for layer in _views(x):
         if isinstance(layer, jaxlink.NDIndexer):
             dims = [d for d, i in zip(dims, layer.indices, strict=False) if isinstance(i, jaxlink.Slice)]
         elif isinstance(layer, jaxlink.TransposeTransform):
@@ -166,20 +170,33 @@ class Product:
         return self.b.shape[0]
 
 
+def product(function: str, acc: Any, a: Any, b: Any, **options: Any) -> Product:
+    """The product that a call asks for.
+
+    Arguments:
+      function: the public name. acc, a, b: Refs, views or arrays. options: other fields of `Product`.
+
+    Raises:
+      TypeError: an operand is something else.
+    """
+    d = operand(function, "the accumulator", acc)
+    return Product(function, d, operand(function, "A", a), operand(function, "B", b), **options)
+
+
 Rule = Callable[[Product], Problem | None]
 
 
-def check(rules: Sequence[Rule], product: Product) -> None:
+def check(rules: Sequence[Rule], p: Product) -> None:
     """Hold a product against the rules of its instruction.
 
     Raises:
       KernelFinding: the first rule that is broken, at the user's line.
     """
     for rule in rules:
-        problem = rule(product)
+        problem = rule(p)
         if problem is not None:
             where = current_location()
-            message = f"{product.function}: {problem.message}"
+            message = f"{p.function}: {problem.message}"
             raise KernelFinding(Finding(problem.kind, "error", message, where=where, hint=problem.rule))
 
 
@@ -219,8 +236,8 @@ def sizes_agree(p: Product) -> Problem | None:
 
 
 def same_dtype(p: Product) -> Problem | None:
-    if p.a.dtype == p.b.dtype:
-        return None
+    if p.a.dtype == p.b.dtype or {str(p.a.dtype), str(p.b.dtype)} == {"float8_e4m3fn", "float8_e5m2"}:
+        return None  # the two of 8 bits mix freely
     return shape(f"A is {p.a.dtype}, but B is {p.b.dtype}.", "A and B have the same dtype: convert one with .astype")
 
 
@@ -262,26 +279,29 @@ def tiles(p: Product) -> Problem | None:
     return None
 
 
-def majors(p: Product) -> Problem | None:
-    """Only 16-bit operands may lie with the contracted dimension outermost."""
-    for x, inner_last in ((p.a, True), (p.b, False)):
-        if x.space != "smem" or x.bits == 16:
-            continue
-        if x.transposed == inner_last:
-            need = "(M, K)" if inner_last else "(N, K)"
-            rule = (
-                f"{x.dtype} operands lie in memory with K last; only 16-bit operands can be transposed: "
-                f"store {x.name} as {need}" + ("" if inner_last else " and pass plgpu.transpose_ref(b, (1, 0))")
+def majors(*either: int) -> Rule:
+    """Only operands with these numbers of bits may lie with the contracted dimension outermost."""
+
+    def rule(p: Product) -> Problem | None:
+        for x, inner_last in ((p.a, True), (p.b, False)):
+            if x.space != "smem" or x.bits in either or x.transposed != inner_last:
+                continue
+            words = (
+                f"{x.dtype} operands lie in memory with K last; only {' and '.join(map(str, either))}-bit operands can "
+                f"be transposed: store {x.name} as {'(M, K)' if inner_last else '(N, K)'}"
+                + ("" if inner_last else " and pass plgpu.transpose_ref(b, (1, 0))")
             )
             lies = x.shape[::-1] if x.transposed else x.shape
-            return layout(f"{x} lies in memory as {tuple(lies)}, with K first.", rule)
-    return None
+            return layout(f"{x} lies in memory as {tuple(lies)}, with K first.", words)
+        return None
+
+    return rule
 
 
 def inner_size(p: Product) -> Problem | None:
-    """K is a whole number of swizzle widths (of the narrower, if operands differ), and of instructions."""
+    """K is a whole number of swizzle widths, and of instructions."""
     known = [x.swizzle for x in (p.a, p.b) if x.space == "smem" and x.swizzle is not None]
-    swizzle = max(min(known, default=32), 32)  # an instruction takes 32 bytes
+    swizzle = max([*known, 32])  # an instruction takes 32 bytes
     step = 8 * swizzle // p.b.bits
     if p.k and p.k % step == 0:
         return None
@@ -334,7 +354,7 @@ def _wgmma_n(p: Product) -> Problem | None:
 
 WGMMA: tuple[Rule, ...] = (
     _wgmma_spaces, matrices, sizes_agree, same_dtype, dtypes(_WGMMA_DTYPES), _wgmma_m, _wgmma_n, int8_columns,
-    majors, tiles, inner_size,
+    majors(16), tiles, inner_size,
 )  # fmt: skip
 
 # `plgpu.mma`: warps multiply arrays in registers.

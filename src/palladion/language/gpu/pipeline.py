@@ -33,8 +33,9 @@ from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import frames, ops
 from palladion.language.gpu import pipeline_blocks as blocks
 from palladion.language.gpu.barriers import Barrier, ClusterBarrier, barrier_arrive, barrier_wait
+from palladion.language.gpu.carry import Carry
 from palladion.language.gpu.copies import commit_smem, commit_smem_to_gmem_group, wait_smem_to_gmem
-from palladion.language.gpu.loops import Carry, grid_point, grid_sizes, int32, is_known, product, rem
+from palladion.language.gpu.loops import grid_point, grid_sizes, int32, is_known, product, rem
 from palladion.language.gpu.mma import wgmma_wait
 from palladion.language.gpu.pipeline_blocks import Facts, Operand
 from palladion.language.tpu.block_copies import all_of, any_of, differs

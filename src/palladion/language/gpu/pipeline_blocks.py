@@ -23,7 +23,7 @@ from palladion.language.gpu.atomics import atomic_p
 from palladion.language.gpu.block_spec import BlockSpec as GPUBlockSpec
 from palladion.language.gpu.copies import copy_gmem_to_smem, copy_smem_to_gmem
 from palladion.language.gpu.loops import is_known
-from palladion.language.gpu.memory import GMEM, REGS, SMEM, TMEM
+from palladion.language.gpu.memory import GMEM, REGS, SMEM, TMEM, TransposeTransform
 from palladion.language.gpu.mma import wgmma_p
 from palladion.language.gpu.params import OOBFillMode
 from palladion.language.gpu.refs import space_of
@@ -59,6 +59,8 @@ class Operand:
 
     def view(self, point: Sequence[Any]) -> Any:
         """The block at a grid point, where the array is."""
+        if self.window.is_all and self.spec.index_map is None:
+            return self.ref
         return self.ref.at[self.slices(self.window.index(point))]
 
     def slices(self, index: Sequence[Any]) -> tuple[Any, ...]:
@@ -75,7 +77,11 @@ class Operand:
 
     def buffer(self, count: int) -> Any:
         """The type of `count` buffers for blocks."""
-        return SMEM((count, *self.window.ref_shape), self.ref.dtype, transforms=self.spec.transforms)
+        transforms = [
+            TransposeTransform((0, *(d + 1 for d in t.permutation))) if isinstance(t, TransposeTransform) else t
+            for t in self.spec.transforms
+        ]
+        return SMEM((count, *self.window.ref_shape), self.ref.dtype, transforms=transforms)
 
     def fetch(self, point: Sequence[Any], buffer: Any, barrier: Any) -> None:
         """Start to copy the block at a grid point to a buffer; the barrier gets an arrival."""
@@ -125,6 +131,9 @@ def operand(spec: Any, ref: Any, role: str, owner: str, is_output: bool) -> Oper
     if space_of(ref) in (TMEM, REGS):
         headline = f"The {label} is in {space_of(ref)}; a pipeline moves blocks between GMEM and SMEM."
         raise mistake(ValueError, headline, hint="pass an operand of the kernel")
+    if spec.pipeline_mode is not None:
+        headline = f"The {label} has a pipeline_mode, which Mosaic GPU pipelines do not take."
+        raise mistake(NotImplementedError, headline, hint="max_concurrent_steps=3: buffers for all operands")
     if is_output and spec.collective_axes:
         raise mistake(ValueError, f"The {label} has collective_axes, which are for inputs: one copy feeds many blocks.")
     return Operand(ref, spec, window, is_output)

@@ -31,9 +31,10 @@ from palladion.errors import count_of, kind_of, mistake
 from palladion.language import frames, ops
 from palladion.language.gpu import pipeline_blocks as blocks
 from palladion.language.gpu.barriers import Barrier, ClusterBarrier, barrier_arrive, barrier_wait
+from palladion.language.gpu.carry import Carry
 from palladion.language.gpu.control import set_max_registers
 from palladion.language.gpu.copies import commit_smem
-from palladion.language.gpu.loops import Carry, grid_point, grid_sizes, int32, is_known, minimum, product, rem
+from palladion.language.gpu.loops import grid_point, grid_sizes, int32, is_known, minimum, product, rem
 from palladion.language.gpu.mma import wgmma_wait
 from palladion.language.gpu.pipeline import Outputs, check_body
 from palladion.language.gpu.pipeline_blocks import Facts, Operand
@@ -259,7 +260,10 @@ class WarpSpecializedPipeline:
                     hint="a row of pipelines shares buffers: pl.run_scoped(f, pipeline.get_allocations(…), "
                     "collective_axes=…), and allocations=… in the call",
                 )
-            run = lambda **types: _Run(self, operands, types).run()
+
+            def run(**allocated):
+                _Run(self, operands, allocated).run()
+
             ops.run_scoped(run, **self.get_allocations(*gmem_refs), collective_axes=self.wg_axis)
         else:
             _Run(self, operands, allocations).run()
@@ -387,7 +391,10 @@ class _Run:
             written = self.outputs.write(t, written)
             if not manual_consumed:
                 for barrier, delay, _ in self.consumed:
-                    self._release(barrier, t - np.int32(delay), t >= np.int32(delay) if delay else True)
+                    if delay:
+                        self._release(barrier, t - np.int32(delay), t >= np.int32(delay))
+                    else:
+                        barrier_arrive(barrier.at[slot])
             return written, leaves
 
         _, leaves = lax.fori_loop(np.int32(0), self.steps, step, (self.outputs.start(), carry.start))
@@ -395,8 +402,8 @@ class _Run:
         return carry.value(leaves)
 
     def _release(self, barrier: Any, t: Any, condition: Any) -> None:
-        """Say that step t has been done with."""
-        slot = rem(t + np.int32(self.count), np.int32(self.count))
+        """Say that step t, which is not before step -count, has been done with."""
+        slot = self._slot(t + np.int32(self.count))
         ops.when(condition)(lambda: barrier_arrive(barrier.at[slot]))
 
     def _release_rest(self) -> None:

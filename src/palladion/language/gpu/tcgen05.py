@@ -193,27 +193,28 @@ def tcgen05_mma(
       collective_axis: the cluster axis of the two blocks, for a collective product.
 
     Raises:
-      KernelFinding: an operand that tcgen05 does not take (`illegal-shape`, `illegal-layout`).
+      KernelFinding: an operand that tcgen05 does not take (`illegal-shape`, `illegal-layout`), or a barrier that does
+        not order tensor core operations (`missing-fence`).
       TypeError, ValueError: other arguments.
     """
     name = "plgpu.tcgen05_mma"
-    operands = [mma_rules.operand(name, n, x) for n, x in (("the accumulator", acc), ("A", a), ("B", b))]
     if (a_scale is None) != (b_scale is None):
         missing = "a_scale" if a_scale is None else "b_scale"
         raise mistake(ValueError, f"{name}: {missing} is missing.", hint="block-scaled products scale both operands")
     scales = None
     if a_scale is not None:
         scales = (mma_rules.operand(name, "a_scale", a_scale), mma_rules.operand(name, "b_scale", b_scale))
-    product = mma_rules.Product(
-        name, *operands, collective=collective_axis is not None, sparse=a_sparse_metadata is not None, scales=scales
-    )
+    axis = _axis(name, collective_axis)
+    options = dict(collective=axis is not None, sparse=a_sparse_metadata is not None, scales=scales)
+    product = mma_rules.product(name, acc, a, b, **options)
     mma_rules.check(TCGEN05, product)
     if a_sparse_metadata is not None:
         _check_metadata(name, a_sparse_metadata, product)
-    scaled = [None if x is None else as_view(x) for x in (a_scale, b_scale, a_sparse_metadata)]
+    a_scale, b_scale, metadata = (None if x is None else as_view(x) for x in (a_scale, b_scale, a_sparse_metadata))
     done = None if barrier is None else _ordering_barrier(name, barrier)
-    flat = Tcgen05(as_view(acc), as_view(a), as_view(b), done, *scaled, _bool(name, "accumulate", accumulate))
-    bind(name, tcgen05_mma_p, flat, collective_axis=_axis(name, collective_axis))
+    add = _bool(name, "accumulate", accumulate)
+    flat = Tcgen05(as_view(acc), as_view(a), as_view(b), done, a_scale, b_scale, metadata, add)
+    bind(name, tcgen05_mma_p, flat, collective_axis=axis)
 
 
 def _check_metadata(name: str, metadata: Any, product: mma_rules.Product) -> None:
@@ -239,7 +240,7 @@ def tcgen05_commit_arrive(
       predicate: a bool or a boolean scalar; False does nothing.
 
     Raises:
-      KernelFinding: the barrier does not order tensor core operations (`illegal-layout`).
+      KernelFinding: the barrier does not order tensor core operations (`missing-fence`).
       TypeError, ValueError: no barrier, or an array of them.
     """
     name = "plgpu.tcgen05_commit_arrive"
@@ -328,7 +329,7 @@ def _ordering_barrier(name: str, barrier: Any) -> Any:
     if not barrier.dtype.orders_tensor_core:
         message = f"{name} arrives on {label_of(barrier)}, which does not order tensor core operations."
         hint = "barriers that tensor core operations arrive on are made with orders_tensor_core=True"
-        raise KernelFinding(Finding("illegal-layout", "error", message, where=current_location(), hint=hint))
+        raise KernelFinding(Finding("missing-fence", "error", message, where=current_location(), hint=hint))
     return view
 
 

@@ -119,7 +119,15 @@ def _columns(p: Product) -> Problem | None:
     return None if legal and p.n else shape(f"N is {p.n}.", f"N of {rule}")
 
 
+def _transposed_columns(p: Product) -> Problem | None:
+    step = 32 if p.collective else 16
+    if p.b.bits == 8 and not p.b.transposed and p.n % step:
+        rule = f"with a B of 8 bits that lies with N last, N is a multiple of {step}"
+        return shape(f"N is {p.n}.", rule)
+    return None
+
+
 TCGEN05: tuple[Rule, ...] = (
     _spaces, matrices, _packing, sizes_agree, same_dtype, _operand_dtypes, _sparsity, _rows, _columns, int8_columns,
-    majors, tiles, inner_size, _scales,
+    majors(16, 8), _transposed_columns, tiles, inner_size, _scales,
 )  # fmt: skip

@@ -22,6 +22,7 @@ from palladion.language import frames
 from palladion.language.dtypes import element_bits
 from palladion.language.gpu.arguments import a_ref, cluster_axes, device_axes
 from palladion.language.gpu.memory import GMEM, SMEM
+from palladion.language.gpu.refs import is_barrier
 from palladion.language.indices import is_ref, label_of
 from palladion.language.refs import RefView
 from palladion.language.semaphores import DeviceIdType, as_view, device_of, int32, is_semaphore
@@ -157,7 +158,7 @@ def remote_ref(ref: Any, device_id: Any, device_id_type: DeviceIdType | None = N
     """The same Ref on another device; `peer_ref` is another name of it. Devices see each other's GMEM over NVLINK.
 
     Arguments:
-      ref: a Ref or view in GMEM, or a semaphore.
+      ref: a Ref or view of data in GMEM.
       device_id: an integer (its number in a mesh of one axis), a tuple with an index for each axis of the mesh, or a
         dict {axis name: index}, where axes not named are one's own.
       device_id_type: `pl.DeviceIdType.MESH` (default) or `.LOGICAL`, the number of the device in the mesh.
@@ -173,7 +174,10 @@ def remote_ref(ref: Any, device_id: Any, device_id_type: DeviceIdType | None = N
     """
     name = "plgpu.remote_ref"
     frames.required(name)
-    view = as_view(ref) if is_semaphore(ref) else a_ref(name, "ref", ref, GMEM)
+    if is_ref(ref) and is_semaphore(ref):
+        headline = f"{name} is for data; {label_of(ref)} holds {'barriers' if is_barrier(ref) else 'semaphores'}."
+        raise mistake(TypeError, headline, hint="pl.semaphore_signal(sem, device_id=…) signals another device's")
+    view = a_ref(name, "ref", ref, GMEM)
     if device_id is None:
         headline = f"{name} needs a device_id: the device whose {label_of(view)} is meant."
         raise mistake(ValueError, headline, hint="plgpu.remote_ref(y_ref, {'x': 1 - lax.axis_index('x')})")

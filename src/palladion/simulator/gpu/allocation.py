@@ -4,7 +4,7 @@ What lies in SMEM or TMEM belongs to the block: all of its threads come to the `
 same buffers, and leave together. Accumulators belong to the thread. Semaphores lie in GMEM, and belong to the whole
 call: a scratch semaphore is one for all blocks of the grid.
 
-Source: the Mosaic GPU reference, "Collective allocations in pl.run_scoped" and "Global allocations using pl.get_global".
+Source: the Mosaic GPU reference, "Collective allocations in pl.run_scoped", "Global allocations using pl.get_global".
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _check_registers(thread: Thread, aval: Any, where: str | None) -> None:
     if registers > limit:
         machine.found(
             "register-overflow",
-            f"Register overflow: {aval.label}, an accumulator of shape {aval.shape}, takes {registers} registers of each "
-            f"CUDA thread, and there are {limit}.",
+            f"Register overflow: {aval.label}, an accumulator of shape {aval.shape}, takes {registers} registers of "
+            f"each CUDA thread, and there are {limit}.",
             where=where,
             when=thread.when(),
             operand=aval.label,
@@ -186,8 +186,8 @@ class Scope:
             names = ", ".join(a.label for a in self.avals if not is_private(a))
             machine.found(
                 "collective-mismatch",
-                f"{thread.name} allocates {names} for itself, but what lies in SMEM or TMEM belongs to all threads of a "
-                "block.",
+                f"{thread.name} allocates {names} for itself, but what lies in SMEM or TMEM belongs to all threads of "
+                "a block.",
                 where=self.where,
                 when=thread.when(),
                 operand=names,

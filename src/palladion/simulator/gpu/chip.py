@@ -31,7 +31,7 @@ class Chip:
     Attributes:
       arch: "sm_90a" or "sm_100a". name: of the board whose figures these are.
       num_sms: streaming multiprocessors.
-      smem_bytes: shared memory that a block may have; smem_bytes_per_sm: of an SM, smem_reserved: of it, for each block.
+      smem_bytes: shared memory that a block may have; smem_bytes_per_sm: of an SM, smem_reserved: of that, a block.
       tmem_columns: of 32 bits and 128 lanes; 0: no tensor memory.
       max_cluster: blocks of a cluster (not portable beyond 8). max_threads: CUDA threads of a block.
       registers: of an SM; registers_per_thread: at most.

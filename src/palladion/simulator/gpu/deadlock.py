@@ -39,7 +39,7 @@ def report(machine: Machine, error: Deadlock) -> None:
 
 
 def _collective(machine: Machine) -> list[Any]:
-    """A collective operation that some blocks of a cluster did not come to: a sentence, its line, a hint; or nothing."""
+    """A collective operation that some blocks of a cluster did not come to: a sentence, its line, a hint."""
     seen = set()
     for agent in machine.engine.agents:
         cluster = agent.place.block.cluster
@@ -74,7 +74,7 @@ def _hint(machine: Machine, waiting: Any) -> str:
     last = []
     for agent in waiting[:SHOWN]:
         if isinstance(agent.waits, Together):
-            return "all threads of the block must come to a collective pl.run_scoped: take it out of conditions on the thread"
+            return "all threads of the block must come to a collective pl.run_scoped: no condition on the thread"
         wanted = [agent.waits.barrier] if isinstance(agent.waits, Waiting) else list(agent.wanted)
         for counter in wanted:
             if counter.last_signal is None:

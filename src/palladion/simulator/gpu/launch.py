@@ -18,10 +18,10 @@ from palladion.simulator.gpu.machine import Block, Cluster, Device, Machine, Sem
 THREADS_PER_SM, LANES = 2048, 128
 
 
-def clusters_of(run: Any) -> list[tuple[int, ...]]:
+def clusters_of(run: Any, device: int = 0) -> list[tuple[int, ...]]:
     """The clusters of a run's grid in the order in which they start: coordinates along the grid's axes."""
     if run.prepared.mesh is None:
-        return run.prepared.pipeline.blocks(run)
+        return run.prepared.pipeline.blocks(run, device)
     return list(np.ndindex(*run.machine.grid_axes.values()))
 
 
@@ -38,9 +38,8 @@ class Launcher:
             machine.chip.max_blocks_per_sm,
         )
         self.room = max(machine.num_sms * max(per_sm, 1) // machine.cluster_size, 1)
-        clusters = clusters_of(run)
         for device in machine.devices:
-            device.pending = list(reversed(list(enumerate(clusters))))
+            device.pending = list(reversed(list(enumerate(clusters_of(run, device.id)))))
 
     def start(self) -> None:
         """Start as many clusters as there is room for."""
@@ -72,6 +71,8 @@ class Launcher:
     def _allocate(self, block: Block) -> None:
         """The scratch of a block."""
         first = len(self.refs) - self._num_scratch()
+        if first == len(self.refs):
+            return
         thread = Thread(block, 0, {})
         for k, aval in enumerate(self.refs[first:]):
             key = ("scratch", k)
@@ -114,8 +115,20 @@ class Launcher:
         cluster.live -= 1
         self.run.progress.tick()
         if not cluster.live:
+            self._check_collectives(cluster)
             cluster.device.running -= 1
             self.start()
+
+    def _check_collectives(self, cluster: Cluster) -> None:
+        """Every block must have issued what is collective, even if nobody waited for it."""
+        for meeting in cluster.collectives.values():
+            self.machine.found(
+                "collective-mismatch",
+                meeting.incomplete(),
+                where=location_of(meeting.eqn),
+                when=cluster.blocks[0].name,
+                hint="every block along the collective axes must issue the same copies in the same order",
+            )
 
     def finish(self) -> None:
         """After the last block: what is in flight completes, and semaphores should be back at zero."""
@@ -137,8 +150,8 @@ class Launcher:
                     where=location_of(sites[last]) if last else None,
                     when=f"device {device.id}" if len(self.machine.devices) > 1 else None,
                     operand=made.label,
-                    hint="take off by waits what signals put on (semaphore_wait without decrement=False): the next kernel "
-                    "that gets this memory may start with what is left",
+                    hint="take off by waits what signals put on (semaphore_wait without decrement=False): the next "
+                    "kernel that gets this memory may start with what is left",
                     warn=True,
                 )
 
@@ -156,17 +169,21 @@ def end_of_thread(agent: Agent) -> None:
             f"{thread.name} ends while {operation.name} still reads SMEM.",
             where=location_of(machine.engine.sites[operation.site]),
             when=thread.when(),
-            hint="plgpu.wait_smem_to_gmem(0, wait_read_only=True) before the kernel ends, in the thread that started it",
+            hint="plgpu.wait_smem_to_gmem(0, wait_read_only=True) at the end, in the thread that started it",
         )
-    for kind, operations in (("wgmma-in-flight", thread.wgmmas), ("tmem-in-flight", thread.loads)):
+    products = [operation for issued in thread.products.values() for operation in issued]
+    for operations, kind, hint in (
+        (thread.wgmmas, "wgmma-in-flight", "plgpu.wgmma_wait(0), or read the accumulator"),
+        (thread.loads, "tmem-in-flight", "plgpu.wait_load_tmem() after the last load"),
+        (thread.stores, "tmem-in-flight", "plgpu.commit_tmem() after the last store"),
+        (products, "tmem-in-flight", "plgpu.tcgen05_commit_arrive(barrier) after the last product, and wait on it"),
+    ):
         for operation in operations[:1]:
             machine.found(
                 kind,
                 f"{thread.name} ends while {operation.name} is still running.",
                 where=location_of(machine.engine.sites[operation.site]),
                 when=thread.when(),
-                hint="plgpu.wgmma_wait(0), or read the accumulator"
-                if kind == "wgmma-in-flight"
-                else "plgpu.wait_load_tmem() after the last load",
+                hint=hint,
                 warn=True,
             )

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from palladion import jaxlink
 from palladion.errors import explain
 from palladion.language import ops
 from palladion.language.dtypes import SemaphoreDType
-from palladion.language.gpu import control, mma, tcgen05
+from palladion.language.gpu import control, copies, mma, tcgen05
 from palladion.language.gpu.memory import MemorySpace
 from palladion.language.gpu.refs import BarrierDType
-from palladion.simulator.code import location
+from palladion.simulator.code import location, placeholders
+from palladion.simulator.gpu.boxes import is_gather
 from palladion.simulator.gpu.chip import CHIPS
 from palladion.simulator.gpu.memory import BARRIER_BYTES, smem_bytes
 
@@ -32,9 +35,22 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             yield from equations(getattr(inner, "jaxpr", inner))
 
 
+def _needs_blackwell(eqn: Any) -> str | None:
+    """What of an equation only Blackwell has, in words; or None."""
+    if eqn.primitive in BLACKWELL:
+        return str(eqn.primitive)
+    if eqn.primitive is copies.copy_gmem_to_smem_p:
+        if eqn.params["leader_tracked"] is not None:
+            return "copy_gmem_to_smem with leader_tracked"
+        given = jax.tree.unflatten(eqn.params["tree"], placeholders(eqn))
+        if given.barrier is not None and is_gather(given.src):
+            return "copy_gmem_to_smem that gathers rows"
+    return None
+
+
 def arch_of(jaxpr: Any) -> str:
     """The architecture of a kernel for which none is asked: Blackwell if it has operations of it, else Hopper."""
-    on_blackwell = any(e.primitive in BLACKWELL for e in equations(jaxpr))
+    on_blackwell = any(_needs_blackwell(e) for e in equations(jaxpr))
     return "sm_100a" if on_blackwell or any(_in_tmem(v) for v in jaxpr.invars) else "sm_90a"
 
 
@@ -49,13 +65,13 @@ def check(jaxpr: Any, arch: str, params: Any) -> None:
       NotImplementedError: an operation of the other architecture. ValueError: a cluster or block that is too large.
     """
     chip = CHIPS[arch]
-    wrong = HOPPER if arch == "sm_100a" else BLACKWELL
     for eqn in equations(jaxpr):
-        if eqn.primitive in wrong:
+        hopper = str(eqn.primitive) if eqn.primitive in HOPPER else None
+        if (what := hopper if arch == "sm_100a" else _needs_blackwell(eqn)) is not None:
             other = "Hopper (sm_90a)" if arch == "sm_100a" else "Blackwell (sm_100a)"
             raise NotImplementedError(
                 explain(
-                    f"{eqn.primitive} is an operation of {other}, and the kernel runs on {chip.name} ({arch}).",
+                    f"{what} is an operation of {other}, and the kernel runs on {chip.name} ({arch}).",
                     where=location(eqn),
                     hint="on Blackwell products are plgpu.tcgen05_mma"
                     if arch == "sm_100a"

@@ -15,6 +15,7 @@ consistency"; DESIGN "Simulated machines".
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import warnings
@@ -27,7 +28,7 @@ from palladion.errors import Finding, KernelFinding, PalladionWarning
 from palladion.language.dtypes import unwritten
 from palladion.language.gpu.params import InterpretGPUParams
 from palladion.language.interpret_params import LoggingMode
-from palladion.simulator.clocks import Actor
+from palladion.simulator.clocks import Actor, component_of
 from palladion.simulator.code import location
 from palladion.simulator.engine import Agent, Counter, Engine, Operation
 from palladion.simulator.gpu.chip import CHIPS
@@ -50,8 +51,8 @@ _HINTS = {
     "loads, commit_tmem() after stores",
 }
 _PROXY = (
-    "the async proxy (TMA, wgmma, tcgen05) does not see ordinary accesses until a fence: call plgpu.commit_smem() after "
-    "them, in the same thread, before the barrier that orders the two"
+    "the async proxy (TMA, wgmma, tcgen05) does not see ordinary accesses until a fence: call plgpu.commit_smem() "
+    "after them, in the same thread, before the barrier that orders the two"
 )
 _TENSOR = (
     "a barrier orders TMEM operations only if it was made with orders_tensor_core=True: "
@@ -79,6 +80,7 @@ class Device:
       buffers: what lies in GMEM, and semaphores of the whole call, by key; the same keys on every device.
       pending: the clusters that were not started yet, as (number, grid coordinates), next one last.
       running: how many clusters run.
+      written: which CUDA block stored a block of an output, for kernels with a grid of programs.
       began: whether its first cluster was started.
     """
 
@@ -87,17 +89,25 @@ class Device:
     buffers: dict[Any, Any] = dataclasses.field(default_factory=dict)
     pending: list[Any] = dataclasses.field(default_factory=list)
     running: int = 0
+    written: dict[Any, Block] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
 class Cluster:
-    """Blocks that run together. Attributes: device; number: in the grid's order; blocks; live: that have not ended."""
+    """Blocks that run together.
+
+    Attributes:
+      device; number: in the grid's order; blocks; live: blocks that have not ended.
+      collectives: copies, and cancels: requests for more work, that not all blocks have issued yet; turns: how many
+        of them each block has issued.
+    """
 
     device: Device
     number: int
     blocks: list[Block] = dataclasses.field(default_factory=list)
     live: int = 0
     collectives: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    turns: dict[Any, int] = dataclasses.field(default_factory=dict)
     cancels: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -111,7 +121,7 @@ class Block:
       memory: its SMEM and TMEM, as addresses. threads: its threads.
       meetings: where its threads come together, by key.
       ids: of the program, for kernels with a grid of programs.
-      registers: what `set_max_registers` asked for, by thread.
+      registers: what `set_max_registers` asked for, by thread. tensor_free: from when on its tensor core is idle.
     """
 
     def __init__(self, machine: Machine, cluster: Cluster, rank: int, axes: Mapping[str, int]) -> None:
@@ -124,6 +134,8 @@ class Block:
         self.ids: tuple[int, ...] = ()
         self.live = 0
         self.registers: dict[int, int] = {}
+        self.tma_free = 0.0
+        self.tensor_free = 0.0
 
     @property
     def name(self) -> str:
@@ -147,9 +159,10 @@ class Thread:
       wgmmas: in flight, oldest first. groups: committed groups of SMEM-to-GMEM stores, oldest first, each a list of
         (read, write) operations; open: stores that are not in a group yet.
       fetches: non-TMA copies to SMEM in flight. loads, stores: of TMEM in flight.
-      products: tcgen05 operations that it issued, since the last commit that was tracked; tensor: what these know of
-        each other's accesses to TMEM (they run in order), or None.
+      products: of each warp (0 for the thread itself), tcgen05 operations whose completion no barrier tells of yet.
+      tensor: of each warp, the operations of the tensor core that it issued, which complete in order.
       visits: how often it came to each equation that counts.
+      warps: its warps in `warp_map`, by the name of their axis.
       before: how often it had waited on each barrier when it was made (a warp: its thread's waits).
     """
 
@@ -160,22 +173,23 @@ class Thread:
         self.agent: Agent = None  # pyright: ignore[reportAttributeAccessIssue] - set when the agent is made
         self.ids: tuple[int, ...] = ()
         self.sizes: tuple[int, ...] = ()
+        self.step = ""
         self.wgmmas: list[Operation] = []
         self.groups: list[list[tuple[Operation, Operation]]] = []
         self.open: list[tuple[Operation, Operation]] = []
         self.fetches: list[Operation] = []
         self.loads: list[Operation] = []
         self.stores: list[Operation] = []
-        self.products: list[Operation] = []
-        self.tensor: Any = None
+        self.products: dict[int, list[Operation]] = {}
+        self.tensor: dict[int, Any] = {}
         self.visits: dict[Any, int] = {}
 
-    @property
+    @functools.cached_property
     def observer(self) -> Any:
         """Who waits on barriers."""
         return (self.block.rank, self.index, self.warp) if self.warp is not None else (self.block.rank, self.index)
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         machine = self.machine
         warp = "" if self.warp is None else f"warp {self.warp} of "
@@ -185,7 +199,7 @@ class Thread:
 
     def when(self) -> str:
         """Where it is: for findings."""
-        return self.name
+        return self.step + self.name
 
     def visit(self, key: Any) -> int:
         """How often it came here before."""
@@ -328,19 +342,26 @@ class Machine:
         kind = _KINDS.get(getattr(earlier, "kind", ""), "race")
         if kind == "race" and view == GENERIC and isinstance(who, Who):
             kind = _KINDS.get(who.kind, kind)
+        if kind == "race" and isinstance(who, Who) and self._is_later(place, actor, stamp):
+            kind = _KINDS.get(who.kind, kind)
         hint = _HINTS[kind]
         if view != GENERIC and actor.clock.knows(GENERIC, stamp):
             kind, hint = "missing-fence", _PROXY if view == ASYNC else _TENSOR
         here, there = location_of(eqn), location_of(other)
         where = here or there if there in (None, here) or here is None else f"{here}; the other access at {there}"
+        act = f"{who} {access}s what {earlier} {verb}"
         what = {
-            "missing-fence": f"Missing fence on {buffer.label}: {who} {access}s what {earlier} {verb}, in another proxy.",
-            "race": f"Race on {buffer.label}: {who} {access}s what {earlier} {verb}, and nothing orders the two.",
-        }.get(
-            kind, f"{buffer.label} is still in use: {who} {access}s what {earlier} {verb}, which may still be running."
-        )
+            "missing-fence": f"Missing fence on {buffer.label}: {act}, in another proxy.",
+            "race": f"Race on {buffer.label}: {act}, and nothing orders the two.",
+        }.get(kind, f"{buffer.label} is still in use: {act}, which may still be running.")
         warn = kind == "race" and self.params.on_race == "warn"
         self.found(kind, what, where=where, when=place.when(), operand=buffer.label, hint=hint, warn=warn)
+
+    @staticmethod
+    def _is_later(place: Thread, actor: Actor, stamp: int) -> bool:
+        """Whether an access was made by the thread that started an operation, after it had started it."""
+        own = place.agent.actor
+        return own is not actor and component_of(stamp) == own.component and not actor.clock.knows(GENERIC, stamp)
 
 
 def location_of(eqn: Any) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_MODULES = ("rules", "barriers", "copies", "semaphores", "atomics", "wgmma", "tcgen05", "control")
+_MODULES = ("rules", "barriers", "copies", "stores", "semaphores", "atomics", "wgmma", "tmem", "tcgen05", "layouts", "control")
 
 
 def load() -> None:
@@ -16,4 +16,4 @@ def load() -> None:
 
 def pipeline(params: dict[str, Any], compiler: Any, setting: Any) -> Any:
     """How the blocks of a `pallas_call` come to SMEM."""
-    return importlib.import_module("palladion.simulator.gpu.windows").Pipeline(params, compiler, setting)
+    return importlib.import_module("palladion.simulator.gpu.programs").Pipeline(params, compiler, setting)

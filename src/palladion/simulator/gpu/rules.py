@@ -16,6 +16,7 @@ from palladion import jaxlink
 from palladion.language import ops
 from palladion.language.gpu.memory import MemorySpace
 from palladion.language.kernel import get_global_p
+from palladion.language.refs import RefView
 from palladion.simulator import shared_rules
 from palladion.simulator.clocks import Actor
 from palladion.simulator.code import Compiler, placeholders
@@ -23,24 +24,17 @@ from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.allocation import Scope, allocate_global, is_private
 from palladion.simulator.gpu.machine import GENERIC, Thread
 from palladion.simulator.gpu.table import RULES
-from palladion.simulator.gpu.views import End
+from palladion.simulator.gpu.views import End, everywhere
 from palladion.simulator.memory import Buffer, Region
 from palladion.simulator.shared_rules import held, read_partly_outside, update
 
 UNWRITTEN = "write it first, or copy data there and wait for the copy"
 
 
-class _RefView:
-    """A Ref operand and its transforms, as `End` takes them."""
-
-    def __init__(self, ref: Any, transforms: Any) -> None:
-        self.ref, self.transforms = ref, transforms
-
-
 def _end(eqn: Any, first: int) -> End:
     """The Ref that `get`, `swap` or `addupdate` accesses; its dynamic indices are the operands from `first` on."""
     refs = placeholders(eqn)
-    return End(eqn, _RefView(refs[0], jax.tree.unflatten(eqn.params["tree"], refs[first:])))
+    return End(eqn, RefView(refs[0], tuple(jax.tree.unflatten(eqn.params["tree"], refs[first:]))))
 
 
 # --- checked accesses ---------------------------------------------------------------------------------------------
@@ -50,11 +44,15 @@ def note_read(
     """Check a read against the buffer's history: by `who`, through a view, for `thread`."""
     if buffer.writes is None:
         return
+    machine = thread.machine
+    unwritten = machine.uninitialized != "allow" and buffer.unwritten(region)
+    if unwritten:  # perhaps what writes it is in flight: then the mistake is that nobody waited
+        while machine.engine.flying:
+            machine.engine.complete(machine.engine.flying[0])
     if conflict := buffer.read_by(actor, region, site, view):
-        thread.machine.race(thread, buffer, "read", who, conflict, eqn, actor, view)
-    wanted = thread.machine.uninitialized
-    if wanted != "allow":
-        shared_rules.check_written(thread.agent, eqn, buffer, region, wanted, UNWRITTEN)
+        machine.race(thread, buffer, "read", who, conflict, eqn, actor, view)
+    if unwritten:
+        shared_rules.check_written(thread.agent, eqn, buffer, region, machine.uninitialized, UNWRITTEN)
 
 
 def note_write(
@@ -106,17 +104,19 @@ def _swap(compiler: Compiler, eqn: Any) -> Callable:
     wanted = compiler.wanted[0]
 
     def store(agent: Agent, *operands: Any) -> Any:
-        buffer, new = end.of(agent, operands), operands[1]
+        buffers, new = everywhere(end, agent, operands), operands[1]
+        buffer = buffers[0]
         if accumulator:
             finish_products(agent, 0)
         end.check(agent, operands, buffer, "write")
         region = end.region(operands)
-        if tracked:
-            if wanted:
-                read(agent, eqn, site, buffer, region)
-            write(agent, eqn, site, buffer, region)
+        if tracked and wanted:
+            read(agent, eqn, site, buffer, region)
         old = held(region.get(buffer.data)) if wanted else None
-        region.put(buffer.data, new)
+        for each in buffers:
+            if tracked:
+                write(agent, eqn, site, each, region)
+            region.put(each.data, new)
         return old
 
     return store

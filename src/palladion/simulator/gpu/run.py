@@ -18,14 +18,13 @@ import numpy as np
 
 from palladion import jaxlink
 from palladion.errors import KernelFinding
-from palladion.language.gpu.layout_inference import check_layouts
 from palladion.language.gpu.params import InterpretGPUParams
 from palladion.language.grid import GridMapping
 from palladion.language.intern import CallKey
 from palladion.simulator import report
 from palladion.simulator.code import Code, Compiler
 from palladion.simulator.engine import Deadlock
-from palladion.simulator.gpu import chip, deadlock, launch, limits, rooms
+from palladion.simulator.gpu import chip, deadlock, launch, layouts, limits, rooms
 from palladion.simulator.gpu.machine import Machine
 from palladion.simulator.gpu.table import RULES, Setting
 from palladion.simulator.memory import Buffer
@@ -79,7 +78,7 @@ def _prepare(key: CallKey) -> Prepared:
     jaxpr = params["jaxpr"]
     arch = interpret.arch or limits.arch_of(jaxpr)
     limits.check(jaxpr, arch, params)
-    check_layouts(jaxpr)
+    layouts.check(jaxpr)
     tracked = interpret.detect_races
     setting = Setting(tracked, interpret.trace, chip.CHIPS[arch], [None, "the pipeline's copy of a block"])
     setting.last = limits.last_scope(jaxpr)
@@ -90,6 +89,7 @@ def _prepare(key: CallKey) -> Prepared:
         seconds=(lambda eqn: chip.step_seconds(eqn, setting.chip)) if interpret.trace else None,
     )
     written = jaxlink.written_vars(jaxpr)
+    pipeline = None if params.get("mesh") is not None else rooms.pipeline(params, compiler, setting)
     return Prepared(
         params,
         interpret,
@@ -98,8 +98,8 @@ def _prepare(key: CallKey) -> Prepared:
         setting,
         {o: i - gm.num_prefetch for i, o in params["input_output_aliases"]},
         frozenset(k - gm.num_prefetch for k, v in enumerate(jaxpr.invars) if v in written),
-        limits.smem_of(jaxpr),
-        None if params.get("mesh") is not None else rooms.pipeline(params, compiler, setting),
+        limits.smem_of(jaxpr) + (0 if pipeline is None else pipeline.smem),
+        pipeline,
     )
 
 

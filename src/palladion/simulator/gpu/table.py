@@ -22,6 +22,7 @@ class Setting:
       tracked: whether the history of memory is kept. timed: whether simulated time is.
       chip: the GPU. sites: the equations that stamps name, by number.
       last: the equation that is the last thing that the kernel does, or None.
+      atomics: the sites that update memory atomically: they do not race with each other.
     """
 
     tracked: bool
@@ -29,6 +30,7 @@ class Setting:
     chip: Chip
     sites: list[Any]
     last: Any = None
+    atomics: set[int] = dataclasses.field(default_factory=set)
 
     def site_of(self, eqn: Any) -> int:
         """A number for an equation."""

@@ -15,7 +15,7 @@ from palladion.language.gpu.views import ClusterRef, MulticastRef, PeerMemRef, s
 from palladion.simulator import shared_rules
 from palladion.simulator.code import View, location
 from palladion.simulator.engine import Agent
-from palladion.simulator.gpu.machine import Block, Device, Semaphores, Thread
+from palladion.simulator.gpu.machine import Block, Device, Thread
 from palladion.simulator.memory import Buffer, Region
 
 HINT = "the hardware reads and writes whatever lies there; keep indices inside, or let a TMA copy fill what is outside"
@@ -69,7 +69,7 @@ class End:
 
 
 def predicate(given: Any) -> Callable[[Sequence[Any]], bool]:
-    """A function of the operands: whether the operation happens; `given` is the placeholder of its predicate, or None."""
+    """A function of the operands: whether the operation happens; `given`: its predicate's placeholder, or None."""
     if given is None:
         return lambda operands: True
     k = given.k
@@ -133,6 +133,23 @@ def target(thread: Thread, device_id: Any, operands: Sequence[Any], eqn: Any) ->
     return here
 
 
+def devices_along(thread: Thread, axes: Any) -> list[Device]:
+    """The devices that share all coordinates with the thread's own but those along mesh axes, in order."""
+    machine, here = thread.machine, thread.block.device
+    names = set(axes) if isinstance(axes, (tuple, list)) else {axes}
+    return [d for d in machine.devices if all(d.axes[a] == i for a, i in here.axes.items() if a not in names)]
+
+
+def everywhere(end: End, agent: Agent, operands: Sequence[Any]) -> list[Any]:
+    """The buffers that are meant: several on several devices, if the view is a `multicast_ref`."""
+    thing = end.of(agent, operands)
+    for transform in end.where:
+        if isinstance(transform, MulticastRef):
+            devices = devices_along(agent.place, transform.collective_axes)
+            return [counterpart(agent, thing, device, end.eqn) for device in devices]
+    return [thing]
+
+
 def peer(thread: Thread, block_id: Mapping[str, Any], operands: Sequence[Any], eqn: Any) -> Block:
     """The block of the cluster with these coordinates; axes that are not named: the thread's own."""
     block, machine = thread.block, thread.machine
@@ -185,17 +202,3 @@ class Elsewhere:
 
     def __call__(self) -> str:
         return self.text
-
-
-__all__ = [
-    "HINT",
-    "Elsewhere",
-    "End",
-    "Semaphores",
-    "counterpart",
-    "in_block",
-    "numbers",
-    "peer",
-    "predicate",
-    "target",
-]

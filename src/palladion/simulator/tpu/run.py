@@ -24,6 +24,7 @@ from palladion.language.grid import GridMapping
 from palladion.language.intern import CallKey
 from palladion.language.tpu.params import InterpretParams
 from palladion.simulator import memory, report
+from palladion.simulator.blocks import InPlace, Plan
 from palladion.simulator.code import Code, Compiler
 from palladion.simulator.engine import Deadlock
 from palladion.simulator.memory import Buffer
@@ -31,7 +32,7 @@ from palladion.simulator.progress import Progress
 from palladion.simulator.tpu import chip, deadlock, dma, extras, masked, rules  # noqa: F401 - they register their rules
 from palladion.simulator.tpu.machine import HBM_SPACES, Core, Machine
 from palladion.simulator.tpu.meeting import Meeting, mesh_axes
-from palladion.simulator.tpu.windows import InPlace, Plan, Window
+from palladion.simulator.tpu.windows import Window
 from palladion.simulator.values_table import held_dtype, held_shape
 
 SPLIT = ("parallel", "core_parallel")  # grid axes whose programs are divided among cores
@@ -321,7 +322,7 @@ class _Run:
         in_place: list[InPlace] = []
         for k, plan in enumerate(prepared.prefetch):
             if not plan.mapping.covers_array:
-                in_place.append(InPlace(plan, prefetch[k], ("window", "prefetch", k)))
+                in_place.append(InPlace(plan, prefetch[k], ("window", "prefetch", k), machine.vmapped))
                 prefetch[k] = in_place[-1].view
         refs: list[Any] = [*prefetch]
         windows = []
@@ -333,7 +334,7 @@ class _Run:
                     refs.append(whole)
                     continue
                 if mapping.memory_space in HBM_SPACES and plan.divides:
-                    in_place.append(InPlace(plan, whole, ("window", kind, k)))
+                    in_place.append(InPlace(plan, whole, ("window", kind, k), machine.vmapped))
                     refs.append(in_place[-1].view)
                     continue
                 unseen = not (machine.track_vmem or whole.data.flags.writeable or prepared.machine_only)
