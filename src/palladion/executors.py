@@ -22,7 +22,11 @@ NATIVE_CPU = "palladion.compiler.cpu.compile"
 SIMULATED_TPU = "palladion.simulator.tpu.run"
 SIMULATED_GPU = "palladion.simulator.gpu.run"
 # By the name of `interpret`'s class: the classes live in dialects that need not be imported for this.
-_MACHINES = {"InterpretParams": SIMULATED_TPU, "InterpretGPUParams": SIMULATED_GPU}
+_MACHINES = {
+    "InterpretParams": SIMULATED_TPU,
+    "InterpretGPUParams": SIMULATED_GPU,
+    "CheckParams": "palladion.report.simulated",  # of `palladion check`: machines, or what a call gets without it
+}
 
 WAYS_OUT = (
     "Ways out:\n"
@@ -70,7 +74,7 @@ def finds_stores_to_inputs(interpret: Any) -> bool:
 
     Collectives for GPUs that ship with JAX do: a store that never runs makes XLA put the operand into symmetric memory.
     """
-    return type(interpret).__name__ == "InterpretGPUParams"
+    return type(interpret).__name__ in ("InterpretGPUParams", "CheckParams")
 
 
 def runs_in_python(interpret: Any) -> bool:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import palladion as pl
 from palladion import tpu as pltpu
 from palladion.errors import KernelFinding
-from palladion.simulator.tpu import meeting
+from palladion.simulator import meeting
 
 X = jnp.arange(8 * 128, dtype=jnp.float32).reshape(8, 128)
 LIKE = jax.ShapeDtypeStruct(X.shape, X.dtype)

@@ -256,7 +256,9 @@ def make_block_mapping(
             hint="gather along one dimension; the others take block numbers or pl.Element offsets",
         )
     jaxpr, location = _trace_index_map(spec.index_map, block, grid, prefetch_refs, prefetch_tree, origin)
-    return BlockMapping(block, jaxpr, array, space, spec.pipeline_mode, origin, location, getattr(spec, "block_options", None))
+    return BlockMapping(
+        block, jaxpr, array, space, spec.pipeline_mode, origin, location, getattr(spec, "block_options", None)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

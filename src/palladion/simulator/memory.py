@@ -218,8 +218,8 @@ class Buffer:
         assert writes is not None and reads is not None
         region = region.before_bitcast()
         clock, own = actor.clock, stamp(actor.component, actor.epoch, site)
-        conflict = _conflict("wrote", clock, view, region.get(writes))
-        if clock.knows(view, _one(region.get(reads))):
+        conflict = conflict_of("wrote", clock, view, region.get(writes))
+        if clock.knows(view, one_stamp(region.get(reads))):
             region.put(reads, own)
         else:
             region.put(self._own_reads(actor.component), own)
@@ -230,51 +230,11 @@ class Buffer:
         writes, reads = self.writes, self.reads
         assert writes is not None and reads is not None
         region = region.before_bitcast()
-        conflict = _conflict("wrote", actor.clock, view, region.get(writes))
+        conflict = conflict_of("wrote", actor.clock, view, region.get(writes))
         for stamps in (reads, *self._further_reads()):
-            conflict = conflict or _conflict("read", actor.clock, view, region.get(stamps))
+            conflict = conflict or conflict_of("read", actor.clock, view, region.get(stamps))
         region.put(writes, stamp(actor.component, actor.epoch, site))
         return conflict
-
-    def updated_by(
-        self, actor: Actor, region: Region, site: int, view: int, exempt: Callable[[np.ndarray], np.ndarray]
-    ) -> Conflict:
-        """Note an atomic update; None, or an access that nothing orders before it and that is not `exempt`.
-
-        Arguments:
-          exempt: of an array of stamps, which are other atomic updates.
-        """
-        assert self.writes is not None and self.reads is not None
-        region = region.before_bitcast()
-        conflict = None
-        before = np.asarray(region.get(self.writes))
-        reads = [("read", region.get(stamps)) for stamps in (self.reads, *self._further_reads())]
-        for verb, stamps in (("wrote", before), *reads):
-            stamps = np.asarray(_one(stamps))
-            late = stamps[actor.clock.unknown(view, stamps)]
-            late = late[~exempt(late)] if late.size else late
-            if conflict is None and late.size:
-                conflict = verb, int(late.flat[0])
-        own = stamp(actor.component, actor.epoch, site)
-        for earlier in np.unique(before[~exempt(before)]):  # later updates are checked against this write, too
-            if (component := int(component_of(earlier))) != 0:
-                mine = self._own_reads(component)
-                there = np.array(region.get(mine))
-                region.put(mine, np.where((before == earlier) & (epoch_of(there) < epoch_of(earlier)), earlier, there))
-        region.put(self.writes, own)
-        region.put(self._own_reads(actor.component), own)
-        return conflict
-
-    def written_before(self, actor: Actor, view: int = 0) -> Conflict:
-        """None, or a write that nothing orders before now."""
-        assert self.writes is not None
-        return _conflict("wrote", actor.clock, view, self.writes)
-
-    def note_earlier(self, earlier: int) -> None:
-        """Note that an access of another buffer, whose memory this one takes over, touched all of it."""
-        component = int(component_of(earlier))
-        stamps = self._own_reads(component)
-        np.copyto(stamps, earlier, where=epoch_of(stamps) < epoch_of(earlier))
 
     def unwritten(self, region: Region) -> bool:
         """Whether an element of the region was never written."""
@@ -291,7 +251,7 @@ class Buffer:
             here.put(self.writes, np.where(there == 0, 0, stamps))
 
 
-def _one(stamps: Any) -> Any:
+def one_stamp(stamps: Any) -> Any:
     """One stamp, where all are the same."""
     if isinstance(stamps, np.ndarray):
         if not stamps.size:
@@ -302,8 +262,8 @@ def _one(stamps: Any) -> Any:
     return stamps
 
 
-def _conflict(verb: str, clock: Any, view: int, stamps: Any) -> Conflict:
-    stamps = _one(stamps)
+def conflict_of(verb: str, clock: Any, view: int, stamps: Any) -> Conflict:
+    stamps = one_stamp(stamps)
     if clock.knows(view, stamps):
         return None
     if isinstance(stamps, np.ndarray):

@@ -1,6 +1,7 @@
 """Loops of GPU kernels: which block does which point, what is carried, what is refused. Values on the simulated GPU."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import palladion as pl
 from palladion import mosaic_gpu as plgpu
 
 SIMULATED = plgpu.InterpretGPUParams(detect_races=True)
-BLOCKS = dict(grid=(2, 3), grid_names=("a", "b"))
+BLOCKS: dict[str, Any] = dict(grid=(2, 3), grid_names=("a", "b"))
 
 
 def ints(*shape):

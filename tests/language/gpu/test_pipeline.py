@@ -220,6 +220,25 @@ def test_products_that_go_on_reading_their_blocks(steps, delay, blocks):
     np.testing.assert_array_equal(kernel(body, a, b, out=struct(64, 64)), f64(a) @ f64(b))
 
 
+def test_pipelines_in_a_row_reuse_memory_that_products_may_still_read():
+    a, b = ints(64, 256, dtype=f16), ints(256, 64, dtype=f16)
+
+    def body(a_ref, b_ref, o_ref):
+        def compute(acc):
+            for part in range(2):
+                k = pl.ds(part * 128, 128)
+                plgpu.emit_pipeline(
+                    lambda _, a_smem, b_smem: plgpu.wgmma(acc, a_smem, b_smem), grid=(2,), max_concurrent_steps=2,
+                    in_specs=[plgpu.BlockSpec((64, 64), lambda k: (0, k), transforms=MMA, delay_release=1),
+                              plgpu.BlockSpec((64, 64), lambda k: (k, 0), transforms=MMA, delay_release=1)],
+                )(a_ref.at[:, k], b_ref.at[k])  # fmt: skip
+            return acc[...]
+
+        o_ref[...] = pl.run_scoped(compute, plgpu.ACC((64, 64)))
+
+    np.testing.assert_array_equal(kernel(body, a, b, out=struct(64, 64)), f64(a) @ f64(b))
+
+
 def test_only_what_threads_touch_is_committed():
     def multiply(_, a_smem, b_smem, acc):
         plgpu.wgmma(acc, a_smem, b_smem)
@@ -294,15 +313,15 @@ def refused(build, *shapes, **how):
         (dict(body=lambda i, x_smem, o_smem: 1), "but nothing is carried"),
     ],
 )  # fmt: skip
-def test_what_a_pipeline_refuses(options, said):
+def test_what_a_pipeline_refuses(options: dict[str, Any], said):
     spec = plgpu.BlockSpec((16, 64), lambda i: (i, 0))
     options = dict(body=add_one, grid=(4,), in_specs=[spec], out_specs=[spec]) | options
     assert said in refused(lambda x, o: plgpu.emit_pipeline(options.pop("body"), **options)(x, o), (64, 64))
 
 
 # --- emit_pipeline_warp_specialized -----------------------------------------------------------------------------------
-THREADS = dict(num_threads=3, thread_name="wg")
-PIPELINE = dict(memory_registers=40, wg_axis="wg", num_compute_wgs=2)
+THREADS: dict[str, Any] = dict(num_threads=3, thread_name="wg")
+PIPELINE: dict[str, Any] = dict(memory_registers=40, wg_axis="wg", num_compute_wgs=2)
 HALVES = plgpu.BlockSpec((32, 32), lambda i: (i, 0))
 
 
@@ -346,7 +365,9 @@ def test_barriers_by_hand():
         plgpu.barrier_arrive(consumed)
         return total + part
 
-    how = dict(grid=(5,), manual_produced_barriers=True, manual_consumed_barriers=True, max_concurrent_steps=2)
+    how: dict[str, Any] = dict(
+        grid=(5,), manual_produced_barriers=True, manual_consumed_barriers=True, max_concurrent_steps=2
+    )
     np.testing.assert_array_equal(warp_sums(x, how, add), f64(x).reshape(5, 2, 16, 32).sum(0))
 
 
@@ -405,7 +426,7 @@ def test_a_persistent_matmul(delay, steps, states):
                     compute, plgpu.ACC((64, 64))
                 )
 
-            keep = dict(transforms=MMA, delay_release=delay)
+            keep: dict[str, Any] = dict(transforms=MMA, delay_release=delay)
             return plgpu.emit_pipeline_warp_specialized(
                 multiply, grid=(blocks,), max_concurrent_steps=steps, compute_context=compute_context,
                 pipeline_state=state, in_specs=[plgpu.BlockSpec((128, 64), lambda k: (row, k), **keep),
@@ -423,8 +444,40 @@ def test_a_persistent_matmul(delay, steps, states):
                     state = jnp.where(first, 0, jnp.where(last, 2, 1)).astype(jnp.int32)
                 pipeline(*info.index, state)(a_ref, b_ref, allocations=allocations)
 
-    how = dict(grid=(2,), grid_names=("sm",), **THREADS)
+    how: dict[str, Any] = dict(grid=(2,), grid_names=("sm",), **THREADS)
     np.testing.assert_array_equal(kernel(body, a, b, out=struct(128 * m, 64 * n), **how), f64(a) @ f64(b))
+
+
+def test_products_that_outlive_a_warp_specialized_pipeline():
+    """Two pipelines on the same buffers, without a compute_context that waits for the products."""
+    a, b = ints(128, 256, dtype=f16), ints(256, 64, dtype=f16)
+
+    def body(a_ref, b_ref, o_ref):
+        me = lax.axis_index("wg")
+
+        def compute(acc):
+            keep: dict[str, Any] = dict(transforms=MMA, delay_release=1)
+            pipeline = plgpu.emit_pipeline_warp_specialized(
+                lambda _, a_smem, b_smem: plgpu.wgmma(acc, a_smem.at[pl.ds(me * 64, 64)], b_smem), grid=(2,),
+                in_specs=[plgpu.BlockSpec((128, 64), lambda k: (0, k), **keep),
+                          plgpu.BlockSpec((64, 64), lambda k: (k, 0), **keep)],
+                **PIPELINE,
+            )  # fmt: skip
+            parts = [(a_ref.at[:, pl.ds(k, 128)], b_ref.at[pl.ds(k, 128)]) for k in (0, 128)]
+
+            def run(allocations):
+                for refs in parts:
+                    pipeline(*refs, allocations=allocations)
+
+            pl.run_scoped(run, pipeline.get_allocations(*parts[0]), collective_axes="wg")
+
+            @pl.when(me < 2)
+            def _():
+                o_ref[pl.ds(me * 64, 64)] = acc[...]
+
+        pl.run_scoped(compute, plgpu.ACC((64, 64)))
+
+    np.testing.assert_array_equal(kernel(body, a, b, out=struct(128, 64), **THREADS), f64(a) @ f64(b))
 
 
 def test_a_cluster_shares_copies():
@@ -458,7 +511,7 @@ def test_registers(threads, memory, others):
             num_compute_wgs=threads,
         )(x_ref)  # fmt: skip
 
-    how = dict(num_threads=threads + 1, thread_name="wg")
+    how: dict[str, Any] = dict(num_threads=threads + 1, thread_name="wg")
     text = str(jax.make_jaxpr(plgpu.kernel(body, out_type=struct(1), **how))(jnp.zeros((160, 32))))
     assert f"n={memory} action=decrease" in text and f"n={others} action=increase" in text
 
@@ -484,7 +537,7 @@ def test_registers(threads, memory, others):
 )  # fmt: skip
 def test_what_a_warp_specialized_pipeline_refuses(options, said):
     def body(x_ref, o_ref):
-        call = dict(grid=(2,), in_specs=[HALVES], **PIPELINE) | options
+        call: dict[str, Any] = dict(grid=(2,), in_specs=[HALVES], **PIPELINE) | options
         plgpu.emit_pipeline_warp_specialized(lambda i, x_smem: None, **call)(x_ref)
 
     assert said in refused(body, (64, 32), **THREADS)

@@ -1,6 +1,8 @@
 """tcgen05 and TMEM on the simulated Blackwell GPU: numbers, and each rule, broken and kept."""
 
 import itertools
+import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +26,8 @@ def operands(dtype=jnp.float16, m=M, n=N, k=K, seed=0):
     return jnp.asarray(a, dtype), jnp.asarray(b, dtype), a @ b
 
 
-def run(body, *args, shape=(M, N), out=jnp.float32, schedule=None, scratch=None, mesh=None, **params):
-    """A kernel on arrays in GMEM; `scratch`: types of its further arguments, by name."""
+def run(body, *args, shape=(M, N), out=jnp.float32, schedule=None, scratch=None, mesh=None, warns=False, **params):
+    """A kernel on arrays in GMEM; `scratch`: types of its further arguments, by name. Without `warns`, no warning."""
     made = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(shape, out),
@@ -33,7 +35,10 @@ def run(body, *args, shape=(M, N), out=jnp.float32, schedule=None, scratch=None,
         interpret=plgpu.InterpretGPUParams(detect_races=True, schedule=schedule, **params),
         **(mesh or {}),
     )
-    return np.asarray(made(*args))
+    with warnings.catch_warnings():
+        if not warns:
+            warnings.simplefilter("error", PalladionWarning)
+        return np.asarray(made(*args))
 
 
 def found(body, *args, **params):
@@ -122,7 +127,8 @@ def smem_scales(scales):
     return parts.reshape(rows // 128, columns // 4, 32, 16)
 
 
-def test_block_scaled_operands():
+@pytest.mark.parametrize("copied", [True, False])
+def test_block_scaled_operands(copied):
     k, n = 128, 128
     a, b, _ = operands(jnp.float8_e4m3fn, n=n, k=k)
     draw = np.random.default_rng(1).integers
@@ -135,7 +141,8 @@ def test_block_scaled_operands():
         sa_s[...], sb_s[...] = sa[...], sb[...]
         plgpu.commit_smem()
         plgpu.async_copy_scales_to_tmem(sa_s, sa_t)
-        plgpu.async_copy_scales_to_tmem(sb_s, sb_t)
+        if copied:
+            plgpu.async_copy_scales_to_tmem(sb_s, sb_t)
         b_t = plgpu.transpose_ref(b_s, (1, 0))
         plgpu.tcgen05_mma(acc, a_s, b_t, bar, a_scale=sa_t, b_scale=sb_t, accumulate=False)
         plgpu.barrier_wait(bar)
@@ -147,8 +154,12 @@ def test_block_scaled_operands():
     scratch = buffers(a, b.T, n=n) | dict(
         sa_s=plgpu.SMEM(scales[0].shape, e8), sb_s=plgpu.SMEM(scales[1].shape, e8), sa_t=tmem, sb_t=tmem
     )
-    got = run(body, a, b.T, *scales, scratch=scratch, shape=(M, n))
-    np.testing.assert_array_equal(got, wanted)
+    how: Any = dict(scratch=scratch, shape=(M, n), uninitialized_reads="raise")
+    if copied:
+        np.testing.assert_array_equal(run(body, a, b.T, *scales, **how), wanted)
+    else:
+        finding = found(body, a, b.T, *scales, **how)
+        assert finding.kind == "uninitialized-read" and "sb_t" in finding.message
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.int8])
@@ -195,36 +206,28 @@ def test_a_load_with_a_reduction():
     np.testing.assert_array_equal(got, np.asarray(x) + np.abs(x).max(1)[:, None])
 
 
-def test_a_plain_copy_to_tensor_memory():
-    x = jnp.arange(M * N, dtype=jnp.float32).reshape(M, N)
-
-    def body(x, o, s, acc, bar):
-        s[...] = x[...]
-        plgpu.commit_smem()
-        plgpu.async_copy_smem_to_tmem(s, acc)
-        plgpu.tcgen05_commit_arrive(bar)
-        plgpu.barrier_wait(bar)
-        o[...] = load(acc)
-
-    scratch = dict(s=plgpu.SMEM((M, N), jnp.float32), acc=plgpu.TMEM((M, N), jnp.float32), bar=TC)
-    np.testing.assert_array_equal(run(body, x, scratch=scratch), x)
-
-
 # --- rules of one thread ------------------------------------------------------------------------------------------
-def one_product(before=True, commit=True, wait=True, overwrite=None, reload=True):
-    """A product, with or without what it needs."""
+def one_product(last="", commit=True, wait=True, early="", late="", reload=True):
+    """A product, with or without what it needs.
+
+    `last`: the operand stored after the fence. `early`, `late`: the one overwritten before and after the wait.
+    """
 
     def body(a, b, o, a_s, b_s, acc, bar):
-        a_s[...], b_s[...] = a[...], b[...]
-        if before:
-            plgpu.commit_smem()
+        smem, gmem = dict(a=a_s, b=b_s), dict(a=a, b=b)
+        for name in "ab":
+            if name != last:
+                smem[name][...] = gmem[name][...]
+        plgpu.commit_smem()
+        if last:
+            smem[last][...] = gmem[last][...]
         plgpu.tcgen05_mma(acc, a_s, b_s, bar if commit else None, accumulate=False)
-        if overwrite == "early":
-            a_s[...] = jnp.zeros_like(a_s)
+        if early:
+            smem[early][...] = jnp.zeros_like(smem[early])
         if wait:
             plgpu.barrier_wait(bar)
-        if overwrite == "late":
-            a_s[...] = jnp.zeros_like(a_s)
+        if late:
+            smem[late][...] = jnp.zeros_like(smem[late])
         o[...] = load(acc) if reload else jnp.zeros((M, N), jnp.float32)
 
     return body
@@ -244,8 +247,10 @@ def check(broken, right, kind, *words, args=None, scratch=None, schedule=None, w
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_operands_stored_by_hand_are_committed(schedule):
-    check(one_product(before=False), one_product(), "missing-fence", "a_s", "commit_smem", schedule=schedule)
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_operands_stored_by_hand_are_committed(schedule, name):
+    broken, right = one_product(last=name), one_product()
+    check(broken, right, "missing-fence", f"{name}_s", "commit_smem", schedule=schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -254,16 +259,17 @@ def test_a_result_is_loaded_when_its_barrier_completed(schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_an_operand_is_overwritten_when_the_product_is_done(schedule):
-    broken, right = one_product(overwrite="early"), one_product(overwrite="late")
-    check(broken, right, "tmem-in-flight", "a_s", schedule=schedule)
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_an_operand_is_overwritten_when_the_product_is_done(schedule, name):
+    broken, right = one_product(early=name), one_product(late=name)
+    check(broken, right, "tmem-in-flight", f"{name}_s", schedule=schedule)
 
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_product_that_nobody_waits_for_is_warned_of(commit, recwarn):
     a, b, _ = operands()
     body = one_product(commit=commit, wait=commit, reload=False)
-    run(body, a, b, scratch=buffers(a, b))
+    run(body, a, b, scratch=buffers(a, b), warns=True)
     warned = [str(w.message) for w in recwarn if issubclass(w.category, PalladionWarning)]
     assert len(warned) == (0 if commit else 1)
     assert commit or ("tmem-in-flight" in warned[0] and "tcgen05_commit_arrive" in warned[0])
@@ -340,9 +346,33 @@ def test_what_a_kernel_leaves_running_is_warned_of(recwarn):
         plgpu.commit_tmem()
         o[...] = plgpu.async_load_tmem(acc)
 
-    run(body, x, scratch=dict(acc=plgpu.TMEM((M, N), jnp.float32)))
+    run(body, x, scratch=dict(acc=plgpu.TMEM((M, N), jnp.float32)), warns=True)
     (warned,) = [str(w.message) for w in recwarn if issubclass(w.category, PalladionWarning)]
     assert "tmem-in-flight" in warned and "wait_load_tmem" in warned
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_copy_to_tensor_memory(schedule):
+    """It reads SMEM as TMA does, and is complete when a barrier says so."""
+
+    def body(commit, wait):
+        def kernel(x, o, s, acc, bar):
+            s[...] = x[...]
+            if commit:
+                plgpu.commit_smem()
+            plgpu.async_copy_smem_to_tmem(s, acc)
+            plgpu.tcgen05_commit_arrive(bar)
+            if wait:
+                plgpu.barrier_wait(bar)
+            o[...] = load(acc)
+
+        return kernel
+
+    x = jnp.arange(M * N, dtype=jnp.float32).reshape(M, N)
+    scratch = dict(s=plgpu.SMEM((M, N), jnp.float32), acc=plgpu.TMEM((M, N), jnp.float32), bar=TC)
+    how: Any = dict(args=(x,), scratch=scratch, schedule=schedule, wanted=x)
+    check(body(False, True), body(True, True), "missing-fence", "commit_smem", **how)
+    check(body(True, False), body(True, True), "tmem-in-flight", "acc", **how)
 
 
 # --- several threads ----------------------------------------------------------------------------------------------
@@ -445,7 +475,8 @@ def test_collective_products(schedule):
         acc=plgpu.TMEM((M, 2 * N), jnp.float32, collective=True), bar=TC,
         cluster=plgpu.ClusterBarrier(collective_axes=("x",), orders_tensor_core=True),
     )  # fmt: skip
-    how = dict(mesh=dict(cluster=(2,), cluster_names=("x",)), shape=(2 * M, 2 * N), scratch=scratch, schedule=schedule)
+    mesh = dict(cluster=(2,), cluster_names=("x",))
+    how: Any = dict(mesh=mesh, shape=(2 * M, 2 * N), scratch=scratch, schedule=schedule)
     np.testing.assert_array_equal(run(collective(), a, b, **how), wanted)
     finding = found(collective(leader=1), a, b, **how)
     assert finding.kind == "collective-mismatch" and "first of the two blocks" in finding.message

@@ -1,6 +1,7 @@
 """wgmma on the simulated Hopper GPU: numbers of each dtype, and each rule, broken and kept."""
 
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,8 @@ def operands(dtype=jnp.float16, out=jnp.float32, seed=0):
     return jnp.asarray(a, dtype), jnp.asarray(b, dtype), np.asarray(a @ b).astype(out)
 
 
-def run(body, a, b, out=jnp.float32, *, schedule=None, shape=None, **params):
-    """A kernel with A and B in SMEM, b as it lies there."""
+def run(body, a, b, out=jnp.float32, *, schedule=None, shape=None, warns=False, **params):
+    """A kernel with A and B in SMEM, b as it lies there. Without `warns`, no warning."""
     shape = shape or (a.shape[0], N)
     made = plgpu.kernel(
         body,
@@ -31,7 +32,10 @@ def run(body, a, b, out=jnp.float32, *, schedule=None, shape=None, **params):
         scratch_types=[plgpu.SMEM(a.shape, a.dtype), plgpu.SMEM(b.shape, b.dtype)],
         interpret=plgpu.InterpretGPUParams(detect_races=True, schedule=schedule, **params),
     )
-    return np.asarray(made(a, b))
+    with warnings.catch_warnings():
+        if not warns:
+            warnings.simplefilter("error", PalladionWarning)
+        return np.asarray(made(a, b))
 
 
 def fill(a, b, a_s, b_s, commit=True):
@@ -278,7 +282,7 @@ def test_a_thread_that_ends_during_a_product_is_warned_of(wait, recwarn):
 
         pl.run_scoped(scope, plgpu.ACC((M, N)))
 
-    run(kernel, a, b)
+    run(kernel, a, b, warns=True)
     warned = [w for w in recwarn if issubclass(w.category, PalladionWarning)]
     assert len(warned) == (0 if wait else 1)
     assert wait or "wgmma-in-flight" in str(warned[0].message)

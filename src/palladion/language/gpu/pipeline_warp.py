@@ -325,7 +325,13 @@ class _Run:
         ends = True if state is None else _is(state, PipelinePipeline.STOP)
         _each(np.int32(0), first, lambda t: self._fetch(t, resumes))
         _each(first, self.steps, lambda t: self._fetch(t, True))
-        ops.when(ends)(lambda: _each(self.steps - first, self.steps, self._await_consumed))
+
+        def finish():
+            _each(self.steps - first, self.steps, self._await_consumed)
+            if self.facts.by_threads:
+                commit_smem()  # the next pipeline on these buffers overwrites what threads have read
+
+        ops.when(ends)(finish)
 
     def _fetch(self, t: Any, overwrites: Any) -> None:
         slot, point = self._slot(t), grid_point(t, self.sizes)

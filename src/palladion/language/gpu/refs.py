@@ -160,5 +160,3 @@ def as_storage(ref: Any, label: str) -> Any:
     """The abstract Ref of a `GPUMemoryRef`."""
     storage = Storage(tuple(ref.transforms), ref.packed, ref.collective, getattr(ref, "layout", None))
     return GPURef(ref.inner_aval, ref.memory_space, label=label, storage=storage)
-
-

@@ -20,10 +20,10 @@ from palladion.simulator.clocks import Clock
 from palladion.simulator.code import location
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.barriers import Barriers
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import GENERIC, Block, Machine, Semaphores, Thread
 from palladion.simulator.gpu.memory import BARRIER_BYTES, smem_bytes, tmem_columns
 from palladion.simulator.gpu.views import Elsewhere
-from palladion.simulator.memory import Buffer
 
 TRANSPARENT = (BarrierDType, SemaphoreDType)
 

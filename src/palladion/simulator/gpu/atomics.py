@@ -19,11 +19,12 @@ from palladion.simulator import shared_rules
 from palladion.simulator.clocks import Actor, site_of
 from palladion.simulator.code import Compiler, placeholders
 from palladion.simulator.engine import Agent
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import GENERIC, Thread
 from palladion.simulator.gpu.rules import UNWRITTEN, read, write
 from palladion.simulator.gpu.table import RULES
 from palladion.simulator.gpu.views import End, counterpart, devices_along
-from palladion.simulator.memory import Buffer, Region
+from palladion.simulator.memory import Region
 
 
 def _increment(old: Any, limit: Any) -> Any:

@@ -26,7 +26,7 @@ from palladion.simulator.clocks import Clock
 from palladion.simulator.code import Compiler, location, placeholders
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.chip import BARRIER_SECONDS
-from palladion.simulator.gpu.machine import TENSOR, Block, Machine, Thread, location_of
+from palladion.simulator.gpu.machine import TENSOR, WARPS, Block, Machine, Thread, location_of
 from palladion.simulator.gpu.table import RULES
 from palladion.simulator.gpu.views import End, predicate
 from palladion.simulator.memory import Region
@@ -93,7 +93,7 @@ class Barrier:
     def _check_waited(self, where: Any) -> None:
         """The completion before this one must have been waited for, by everybody who waits on this barrier."""
         n = self.completed
-        late = [o for o, count in self.waits.items() if count < n]
+        late = [o for o in self.waits if self.count(o) < n]
         if self.waits and late and len(late) < len(self.waits):
             names = ", ".join(self.knowledge[o][2] for o in late)
             self._found(
@@ -124,16 +124,22 @@ class Barrier:
 
     def _knows_wait(self, observer: Any) -> bool:
         component, epoch, _ = self.knowledge[observer]
-        if self.clock is None:
+        if self.clock is None or not epoch:  # it comes to its first wait, or another one waited for it
             return True
         row = self.clock.known[0]
         return component < len(row) and bool(row[component] >= epoch)
 
     # --- waits ----------------------------------------------------------------------------------------------------
     def seen(self, thread: Thread) -> int:
-        """How often this thread has waited (a warp: with its thread's waits, when all warps were one)."""
-        own = self.waits.get(thread.observer, 0)
-        return own + (self.waits.get(thread.parent.observer, 0) if thread.parent is not None else 0)
+        """How often this thread, or warp, has waited."""
+        return self.count(thread.observer)
+
+    def count(self, observer: Any) -> int:
+        """How often an observer has waited: a thread's waits are those of its warps, and what all warps did it did."""
+        own = self.waits.get(observer, 0)
+        if len(observer) == 3:
+            return own + self.waits.get(observer[:2], 0)
+        return own + min(self.waits.get((*observer, k), 0) for k in range(WARPS))
 
     def waited(self, agent: Agent, nth: int) -> None:
         """An agent has waited for the n-th completion: what it learns, and that it did."""
@@ -145,10 +151,23 @@ class Barrier:
         self.waits[thread.observer] = self.waits.get(thread.observer, 0) + 1
         self.knowledge[thread.observer] = agent.actor.component, agent.actor.epoch, thread.name
 
+    def check_warps(self, thread: Thread, eqn: Any) -> None:
+        """Before all warps of a thread wait: they must have waited equally often."""
+        counts = [self.waits.get((*thread.observer, k), 0) for k in range(WARPS)]
+        if min(counts) < max(counts):
+            self._found(
+                "barrier-partial-waits",
+                f"{thread.name} waits on {self.label}, on which only some of its warps have waited before: "
+                f"{', '.join(map(str, counts))} times, in the order of warps.",
+                None,
+                "each warp must wait for every completion of a barrier: let all four wait in the warp_map, or the thread",
+                at=location(eqn),
+            )
+
     # --- the end --------------------------------------------------------------------------------------------------
     def check_end(self, where: str | None, *, warn: bool) -> None:
         """Every completion must have been waited for, by everybody who waits on this barrier."""
-        late = {o: n for o, n in self.waits.items() if n < self.completed}
+        late = {o: n for o in self.waits if (n := self.count(o)) < self.completed}
         if late:
             who = ", ".join(f"{self.knowledge[o][2]} waited for {n}" for o, n in late.items())
         elif self.completed and not self.waits:
@@ -282,6 +301,8 @@ def wait_on(agent: Agent, barrier: Barrier, eqn: Any) -> None:
             hint="only the first block of the cluster may wait for a leader-tracked copy; the other one waits for the "
             "product that reads the data, or on a ClusterBarrier",
         )
+    if thread.warps:
+        barrier.check_warps(thread, eqn)
     nth, began = barrier.seen(thread) + 1, agent.time
     machine.log(thread, LoggingMode.BARRIER, f"waits on {barrier.label} for the {_th(nth)} time")
     barrier.waits.setdefault(thread.observer, 0)

@@ -24,9 +24,10 @@ from palladion.language.refs import RefView
 from palladion.simulator.clocks import Actor
 from palladion.simulator.code import location
 from palladion.simulator.gpu.chip import TMA_LATENCY, copy_seconds
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import Thread
 from palladion.simulator.gpu.views import End
-from palladion.simulator.memory import Buffer, Region
+from palladion.simulator.memory import Region
 
 Starts = tuple[int | None, ...]
 

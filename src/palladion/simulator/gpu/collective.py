@@ -25,9 +25,10 @@ from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.barriers import Barrier, Barriers, partners
 from palladion.simulator.gpu.boxes import Box, note_copy
 from palladion.simulator.gpu.chip import TMA_LATENCY
-from palladion.simulator.gpu.machine import ASYNC, Block, Thread
+from palladion.simulator.gpu.history import Buffer
+from palladion.simulator.gpu.machine import ASYNC, Block, Thread, Who
 from palladion.simulator.gpu.views import in_block
-from palladion.simulator.memory import Buffer, Region
+from palladion.simulator.memory import Region
 
 
 @dataclasses.dataclass
@@ -37,7 +38,7 @@ class Copy:
     thread: Thread
     eqn: Any
     site: int
-    name: str
+    name: Who
     source: Buffer
     box: Box
     goal: Buffer
@@ -66,7 +67,7 @@ class Request:
     thread: Thread
     eqn: Any
     site: int
-    name: str
+    name: Who
     result: Buffer
     part: Region
     write: Callable[[Actor | None, list[Buffer]], None]
@@ -173,14 +174,14 @@ def _meet(
     cluster.turns[block.rank, key] = turn + 1
     told = group if mode is None else group[:1]
     if mode is not None and block is not group[0]:
-        barriers.one(which).ignored = (
-            f"the copy at {location(copy.eqn)} is leader_tracked={mode}, and tells only {group[0].name}."
-        )
+        told_by = f"the copy at {location(copy.eqn)} is leader_tracked={mode}"
+        barriers.one(which).ignored = f"{told_by}, and tells only {group[0].name}."
     if (key, turn) not in cluster.collectives:
         found = [in_block(agent, barriers, b, copy.eqn).one(which) for b in told]  # others may come meanwhile
         cluster.collectives.setdefault((key, turn), Meeting(copy, group, mode, found))
     meeting = cluster.collectives[key, turn]
     _check_same(meeting, copy, mode)
+    copy.name.came = meeting.came
     meeting.came.add(block.rank)
     if len(meeting.came) == len(group):
         del cluster.collectives[key, turn]

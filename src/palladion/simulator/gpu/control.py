@@ -28,13 +28,11 @@ from palladion.simulator.code import Compiler, location, placeholders
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.chip import LANES, TMA_LATENCY
 from palladion.simulator.gpu.collective import Request, ask
-from palladion.simulator.gpu.machine import ASYNC, Machine, Thread, Who
+from palladion.simulator.gpu.history import Buffer
+from palladion.simulator.gpu.machine import ASYNC, WARPS, Machine, Thread, Who
 from palladion.simulator.gpu.rules import note_write, read
 from palladion.simulator.gpu.table import RULES
 from palladion.simulator.gpu.views import Elsewhere, End
-from palladion.simulator.memory import Buffer
-
-WARPS = 4
 
 
 # --- registers and dependent launches ---------------------------------------------------------------------------------
@@ -133,6 +131,10 @@ def _warp_map(compiler: Compiler, eqn: Any) -> Callable:
 
     def run(agent: Agent, *operands: Any) -> list:
         thread: Thread = agent.place
+
+        def one(agent: Agent) -> None:
+            code(agent, operands)
+
         engine = thread.machine.engine
         warps = thread.warps.setdefault(axis, [])
         if not warps:
@@ -140,7 +142,7 @@ def _warp_map(compiler: Compiler, eqn: Any) -> Callable:
         began = agent.actor.publish() if thread.machine.tracking else None
         for warp in warps:
             actor = warp.agent.actor if warp.agent is not None else None
-            warp.agent = engine.agent(warp.name, warp, lambda one: code(one, operands) and None, actor)
+            warp.agent = engine.agent(warp.name, warp, one, actor)
             warp.agent.time = agent.time
             warp.ids, warp.sizes = thread.ids, thread.sizes
             if began is not None:
@@ -168,5 +170,3 @@ def _hand_over(warp: Thread, thread: Thread) -> None:
         left = getattr(warp, name)
         getattr(thread, name).extend(left)
         left.clear()
-
-

@@ -31,10 +31,10 @@ from palladion.simulator.code import Compiler, location, placeholders
 from palladion.simulator.engine import Agent, Operation
 from palladion.simulator.gpu import collective
 from palladion.simulator.gpu.boxes import Box, GmemEnd, check_aligned, engine_time, note_copy, tile_of
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import ASYNC, GENERIC, Machine, Thread, Who
 from palladion.simulator.gpu.table import RULES
 from palladion.simulator.gpu.views import End, predicate
-from palladion.simulator.memory import Buffer
 
 
 # --- GMEM to SMEM ---------------------------------------------------------------------------------------------------

@@ -32,12 +32,14 @@ from palladion.simulator.clocks import Actor, component_of
 from palladion.simulator.code import location
 from palladion.simulator.engine import Agent, Counter, Engine, Operation
 from palladion.simulator.gpu.chip import CHIPS
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.memory import SharedMemory
-from palladion.simulator.memory import Buffer, Region
+from palladion.simulator.memory import Region
 from palladion.simulator.timeline import Timeline
 
 GENERIC, ASYNC, TENSOR = 0, 1, 2
 VIEWS = 3
+WARPS = 4  # of a thread
 
 # What an earlier access by an operation of some kind makes of a conflict with it.
 _KINDS = {"wgmma": "wgmma-in-flight", "tcgen05": "tmem-in-flight", "tmem": "tmem-in-flight", "copy": "missing-wait",
@@ -61,9 +63,10 @@ _TENSOR = (
 
 
 class Who(str):
-    """The name of an operation, with its kind."""
+    """The name of an operation, with its kind; of a collective one also the ranks of the blocks that `came` to it."""
 
     kind: str
+    came: set[int] | None = None
 
     def __new__(cls, name: str, kind: str) -> Who:
         self = super().__new__(cls, name)
@@ -80,7 +83,7 @@ class Device:
       buffers: what lies in GMEM, and semaphores of the whole call, by key; the same keys on every device.
       pending: the clusters that were not started yet, as (number, grid coordinates), next one last.
       running: how many clusters run.
-      written: which CUDA block stored a block of an output, for kernels with a grid of programs.
+      written: which CUDA block (its `ids`) stores a block of an output, for kernels with a grid of programs.
       began: whether its first cluster was started.
     """
 
@@ -89,7 +92,7 @@ class Device:
     buffers: dict[Any, Any] = dataclasses.field(default_factory=dict)
     pending: list[Any] = dataclasses.field(default_factory=list)
     running: int = 0
-    written: dict[Any, Block] = dataclasses.field(default_factory=dict)
+    written: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
@@ -183,6 +186,7 @@ class Thread:
         self.products: dict[int, list[Operation]] = {}
         self.tensor: dict[int, Any] = {}
         self.visits: dict[Any, int] = {}
+        self.warps: dict[Any, list[Thread]] = {}
 
     @functools.cached_property
     def observer(self) -> Any:
@@ -340,6 +344,9 @@ class Machine:
         verb, stamp = conflict
         other, earlier = engine.place_of(stamp), engine.who(stamp)
         kind = _KINDS.get(getattr(earlier, "kind", ""), "race")
+        came = getattr(earlier, "came", None)
+        if came is not None and place.block.rank not in came:
+            kind = "race"  # a collective copy of other blocks, which this one has not come to
         if kind == "race" and view == GENERIC and isinstance(who, Who):
             kind = _KINDS.get(who.kind, kind)
         if kind == "race" and isinstance(who, Who) and self._is_later(place, actor, stamp):
@@ -360,8 +367,8 @@ class Machine:
     @staticmethod
     def _is_later(place: Thread, actor: Actor, stamp: int) -> bool:
         """Whether an access was made by the thread that started an operation, after it had started it."""
-        own = place.agent.actor
-        return own is not actor and component_of(stamp) == own.component and not actor.clock.knows(GENERIC, stamp)
+        own = {t.agent.actor.component for t in (place, place.parent) if t is not None and t.agent.actor is not actor}
+        return component_of(stamp) in own and not actor.clock.knows(GENERIC, stamp)
 
 
 def location_of(eqn: Any) -> str | None:

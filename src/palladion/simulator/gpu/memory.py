@@ -15,10 +15,9 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from palladion.language.dtypes import element_bits
-from palladion.simulator.memory import Buffer
+from palladion.simulator.gpu.history import Buffer
 
 SMEM_ALIGNMENT, BARRIER_BYTES = 1024, 8
 
@@ -29,7 +28,7 @@ class _Ghost:
 
     start: int
     end: int
-    stamps: np.ndarray
+    stamps: set[int]
 
 
 class SharedMemory:
@@ -94,9 +93,8 @@ class SharedMemory:
         for buffer, start in buffers:
             if buffer.writes is None:
                 continue
-            found = [buffer.writes, buffer.reads, *buffer.readers.values()]
-            stamps = np.unique(np.concatenate([np.unique(s) for s in found if s is not None]))
-            self._ghosts.append(_Ghost(start, start + smem_bytes(buffer.data.shape, buffer.data.dtype), stamps))
+            end = start + smem_bytes(buffer.data.shape, buffer.data.dtype)
+            self._ghosts.append(_Ghost(start, end, buffer.stamps()))
         self.smem, self.tmem = marks
 
     def haunt(self, buffer: Buffer, start: int) -> None:
@@ -106,7 +104,7 @@ class SharedMemory:
         end = start + smem_bytes(buffer.data.shape, buffer.data.dtype)
         for ghost in self._ghosts:
             if ghost.start < end and start < ghost.end:
-                for stamp in ghost.stamps[ghost.stamps != 0]:
+                for stamp in ghost.stamps:
                     buffer.note_earlier(int(stamp))
         self._ghosts = [g for g in self._ghosts if not (start <= g.start and g.end <= end)]
 

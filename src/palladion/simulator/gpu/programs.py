@@ -13,8 +13,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from palladion.errors import count_of, mistake
 from palladion.language.blocks import Buffered
 from palladion.language.gpu.params import CompilerParams
@@ -24,10 +22,10 @@ from palladion.language.semaphores import semaphore_read_p, semaphore_signal_p, 
 from palladion.simulator.blocks import Plan
 from palladion.simulator.code import Compiler
 from palladion.simulator.engine import Agent
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.limits import equations
 from palladion.simulator.gpu.machine import ASYNC, GENERIC, Block, Device, Thread
 from palladion.simulator.gpu.windows import Flat, Operand, Window, check_index
-from palladion.simulator.memory import Buffer
 
 _SEMAPHORES = (semaphore_signal_p, semaphore_wait_p, semaphore_read_p)
 Point = tuple[int, ...]
@@ -91,8 +89,8 @@ class Pipeline:
         if self.sequential and operand.delay >= operand.count:
             raise mistake(
                 ValueError,
-                f"{origin} has delay_release={operand.delay}, but only {count_of(operand.count, 'buffer')}: the block of "
-                "the next step would have none.",
+                f"{origin} has delay_release={operand.delay}, but only {count_of(operand.count, 'buffer')}: the "
+                "block of the next step would have none.",
                 hint=f"plgpu.CompilerParams(max_concurrent_steps={operand.delay + 1}), or more",
             )
         if options is not None and options.collective_axes:
@@ -195,26 +193,26 @@ class Pipeline:
             return
         seen: dict[Flat, int] = {}
         for flat, first, last in window.visits:
-            owner = device.written.setdefault((plan.number, flat), block)
-            if owner is not block:
+            owner = device.written.setdefault((plan.number, flat), block.ids)
+            if owner is not block.ids:
                 window.direct = False  # another block's values are not in this one's buffer
                 self._shared(block, owner, window, flat)
             elif flat in seen:
                 self._revisited(block, window, flat, points[seen[flat]], points[first])
             seen[flat] = last
 
-    def _shared(self, block: Block, owner: Block, window: Window, flat: Flat) -> None:
+    def _shared(self, block: Block, owner: Point, window: Window, flat: Flat) -> None:
         machine, mapping = block.machine, window.plan.mapping
         shape = ", ".join(map(str, flat))
         machine.found(
             "race",
-            f"Race on {mapping.origin}: {owner.name} and {block.name} both write its block ({shape}), and nothing "
+            f"Race on {mapping.origin}: block {owner} and {block.name} both write its block ({shape}), and nothing "
             "orders the two.",
             where=mapping.map_location,
             when=block.name,
             operand=mapping.origin,
             hint="the programs of a GPU's grid run at the same time, each with an output block of its own: accumulate "
-            'along an axis that is sequential (plgpu.CompilerParams(dimension_semantics=("parallel", "sequential"))), in '
+            'along a sequential axis (plgpu.CompilerParams(dimension_semantics=("parallel", "sequential"))), in '
             "a loop inside the kernel, or add up partial results afterwards",
             warn=machine.params.on_race == "warn",
         )

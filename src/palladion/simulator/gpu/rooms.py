@@ -5,7 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_MODULES = ("rules", "barriers", "copies", "stores", "semaphores", "atomics", "wgmma", "tmem", "tcgen05", "layouts", "control")
+_MODULES = (
+    "rules",
+    "barriers",
+    "copies",
+    "stores",
+    "semaphores",
+    "atomics",
+    "wgmma",
+    "tmem",
+    "tcgen05",
+    "layouts",
+    "control",
+)
 
 
 def load() -> None:

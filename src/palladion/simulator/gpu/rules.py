@@ -22,10 +22,11 @@ from palladion.simulator.clocks import Actor
 from palladion.simulator.code import Compiler, placeholders
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.allocation import Scope, allocate_global, is_private
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import GENERIC, Thread
 from palladion.simulator.gpu.table import RULES
 from palladion.simulator.gpu.views import End, everywhere
-from palladion.simulator.memory import Buffer, Region
+from palladion.simulator.memory import Region
 from palladion.simulator.shared_rules import held, read_partly_outside, update
 
 UNWRITTEN = "write it first, or copy data there and wait for the copy"

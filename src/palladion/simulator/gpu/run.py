@@ -25,11 +25,11 @@ from palladion.simulator import report
 from palladion.simulator.code import Code, Compiler
 from palladion.simulator.engine import Deadlock
 from palladion.simulator.gpu import chip, deadlock, launch, layouts, limits, rooms
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import Machine
 from palladion.simulator.gpu.table import RULES, Setting
-from palladion.simulator.memory import Buffer
+from palladion.simulator.meeting import Meeting, mesh_axes
 from palladion.simulator.progress import Progress
-from palladion.simulator.tpu.meeting import Meeting, mesh_axes
 from palladion.simulator.values_table import held_dtype, held_shape
 
 rooms.load()

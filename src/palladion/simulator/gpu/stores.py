@@ -71,7 +71,7 @@ def _store(compiler: Compiler, eqn: Any) -> Callable:
                 if conflict := source.read_by(actor, part, site, ASYNC):
                     machine.race(thread, source, "read", name, conflict, eqn, actor, ASYNC)
                 _check_written(agent, eqn, source, part)
-                held.append(np.array(part.before_bitcast().get(source.writes)) == 0)
+                held.append(source.gaps(part))
             held.insert(0, np.array(part.get(source.data)))
 
         reading = machine.engine.start(agent, name, read, [], site=site, home=ASYNC, duration=read_time, views=2)
@@ -88,7 +88,9 @@ def _store(compiler: Compiler, eqn: Any) -> Callable:
                 elif combine is None:
                     note_write(thread, eqn, site, goal, box.region, name, actor, ASYNC)
                     if machine.uninitialized != "allow":
-                        _stay_unwritten(goal, box.region, held[1] if box.inside is None else held[1][box.inside])
+                        gaps = held[1] if len(held) > 1 else None
+                        inside = gaps if gaps is None or box.inside is None else gaps[box.inside]
+                        goal.unmark(box.region, inside)
                 else:
                     note_update(thread, eqn, site, goal, box.region, name, actor, ASYNC, setting.atomics)
                 if combine is None:
@@ -110,17 +112,8 @@ def _store(compiler: Compiler, eqn: Any) -> Callable:
 def _check_written(agent: Agent, eqn: Any, source: Any, part: Region) -> None:
     """A copy of what nobody wrote is a mistake; if only a part of it is unwritten, it may not matter."""
     machine: Machine = agent.place.machine
-    if machine.uninitialized != "allow" and not np.any(part.before_bitcast().get(source.writes)):
+    if machine.uninitialized != "allow" and (gaps := source.gaps(part)) is not None and gaps.all():
         shared_rules.check_written(agent, eqn, source, part, machine.uninitialized, UNWRITTEN)
-
-
-def _stay_unwritten(goal: Any, region: Region, unwritten: np.ndarray) -> None:
-    if goal.writes is None or not unwritten.any():
-        return
-    here = region.before_bitcast()
-    stamps = np.array(here.get(goal.writes))
-    if stamps.shape == unwritten.shape:
-        here.put(goal.writes, np.where(unwritten, 0, stamps))
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from palladion.simulator.code import location
 from palladion.simulator.engine import Agent, Operation
 from palladion.simulator.gpu import rules
 from palladion.simulator.gpu.barriers import partners
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import Block, Thread, Who
 from palladion.simulator.gpu.views import End, in_block
-from palladion.simulator.memory import Buffer
 from palladion.simulator.shared_rules import read_partly_outside
 
 

@@ -15,8 +15,9 @@ from palladion.language.gpu.views import ClusterRef, MulticastRef, PeerMemRef, s
 from palladion.simulator import shared_rules
 from palladion.simulator.code import View, location
 from palladion.simulator.engine import Agent
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import Block, Device, Thread
-from palladion.simulator.memory import Buffer, Region
+from palladion.simulator.memory import Region
 
 HINT = "the hardware reads and writes whatever lies there; keep indices inside, or let a TMA copy fill what is outside"
 

@@ -19,17 +19,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from palladion.language.blocks import Squeezed
 from palladion.language.gpu.params import OOBFillMode
 from palladion.simulator.blocks import KEPT, Plan, refuse_outside
 from palladion.simulator.engine import Agent, Operation
 from palladion.simulator.gpu.chip import TMA_LATENCY, copy_seconds
+from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import ASYNC, GENERIC, Machine, Thread, Who
 from palladion.simulator.gpu.memory import smem_bytes
 from palladion.simulator.gpu.rules import join
-from palladion.simulator.memory import WHOLE, Buffer, Region
+from palladion.simulator.memory import WHOLE, Region
 from palladion.simulator.values_table import held_dtype, held_shape
 
 Flat = tuple[Any, ...]
@@ -54,7 +54,7 @@ class Operand:
     """What is known of an operand's blocks before a call.
 
     Attributes:
-      plan: its windows. number: among the kernel's Refs. name: "input 0".
+      plan: its windows. number: among the kernel's Refs. name: "x_ref".
       count: buffers in SMEM. delay: steps for which a block stays after its own.
       site: of its copies, in the history. shape, dtype: of a buffer. bytes: of one, in SMEM.
       in_gmem: whether blocks stay there; whole_in_gmem: as one; in_place: the kernel sees them where they lie.
@@ -91,7 +91,7 @@ class Operand:
         outside, inside, whole = plan.at(flat)
         views: list[tuple[str, Any]] = [("index", outside)] if outside else []  # () would select a number, not a view
         if plan.has_squeezed:
-            views.append(("index", plan.squeezed))
+            views.append(("index", plan.squeezed[:-1]))
         kept = tuple([i for i, b in zip(inside, plan.mapping.block_shape) if not isinstance(b, Squeezed)])
         empty = any(isinstance(o, slice) and o.stop <= o.start for o in outside)
         return Place(Region(views), WHOLE if whole else Region([("index", kept)]), whole, empty)
@@ -170,11 +170,11 @@ class Window:
         self._wait(agent, visit - self.count)
         place = self.operand.place(self.visits[visit][0])
         if self._is_direct(place):
-            self._see(visit, place)
+            self._see(visit)
             return
         slot = self._slot(visit)
         if slot.writes is not None:
-            slot.writes[...] = 0  # what another block left there is not this block's
+            slot.forget(WHOLE)  # what another block left there is not this block's
         if self.plan.is_read:
             self._load(agent, visit)
             self._wait(agent, visit)
@@ -201,10 +201,12 @@ class Window:
     def _is_direct(self, place: Place) -> bool:
         return self.direct and place.whole and self.plan.mapping.indirect is None
 
-    def _see(self, visit: int, place: Place) -> None:
+    def _see(self, visit: int) -> None:
         """The buffer is the array itself."""
         mapping = self.plan.mapping
-        data = place.array.get(self.gmem.data)
+        data = self.gmem.data[(*self.plan.at(self.visits[visit][0])[0], ...)]
+        if self.plan.has_squeezed:
+            data = data[self.plan.squeezed]
         self.slots[visit % self.count] = Buffer(
             data, mapping.origin, mapping.memory_space, self.thread.block, ("window", self.operand.name, 0)
         )
@@ -213,7 +215,7 @@ class Window:
         flat = self.visits[visit][0]
         place = self.operand.place(flat)
         if self._is_direct(place):
-            self._see(visit, place)
+            self._see(visit)
             self.flights[visit] = self._arrives(agent, "in")
             return
         slot = self._slot(visit)

@@ -31,7 +31,7 @@ from palladion.simulator.memory import Buffer
 from palladion.simulator.progress import Progress
 from palladion.simulator.tpu import chip, deadlock, dma, extras, masked, rules  # noqa: F401 - they register their rules
 from palladion.simulator.tpu.machine import HBM_SPACES, Core, Machine
-from palladion.simulator.tpu.meeting import Meeting, mesh_axes
+from palladion.simulator.meeting import Meeting, mesh_axes
 from palladion.simulator.tpu.windows import Window
 from palladion.simulator.values_table import held_dtype, held_shape
 

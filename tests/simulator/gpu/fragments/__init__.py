@@ -3,4 +3,15 @@
 from . import blackwell, copies, hopper, memory, sync, threads
 from .spelling import FRAGMENTS, SPELLINGS, Fragment, Spelling
 
-__all__ = ["FRAGMENTS", "SPELLINGS", "Fragment", "Spelling", "blackwell", "copies", "hopper", "memory", "sync", "threads"]
+__all__ = [
+    "FRAGMENTS",
+    "SPELLINGS",
+    "Fragment",
+    "Spelling",
+    "blackwell",
+    "copies",
+    "hopper",
+    "memory",
+    "sync",
+    "threads",
+]

@@ -11,13 +11,13 @@ import palladion as pl
 from palladion import mosaic_gpu as plgpu
 
 from ..kernels.common import bf16, f16, f32, f64, i8, i32, ints, struct, tiled_smem
-from .spelling import fragment
+from .spelling import Spelling, fragment
 
 e4m3, e5m2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 @fragment("Blackwell: allocating the accumulator, using TMEM", "sm_100a")
-def tmem_by_run_scoped(s):
+def tmem_by_run_scoped(s: Spelling):
     """128 or 64 rows, in a scope."""
     results = []
     for rows in (128, 64):
@@ -37,7 +37,7 @@ def tmem_by_run_scoped(s):
 
 
 @fragment("Blackwell: allocating the accumulator, using TMEM", "sm_100a")
-def packed_operand_and_accumulator_that_is_not(s):
+def packed_operand_and_accumulator_that_is_not(s: Spelling):
     """The left operand in TMEM is packed, a float16 accumulator is not."""
     a, b = ints(41, (128, 64), f16, -2, 3), ints(42, (64, 128), f16, -2, 3)
 
@@ -65,7 +65,7 @@ def packed_operand_and_accumulator_that_is_not(s):
 
 
 @fragment("Blackwell: load", "sm_100a")
-def load_then_overwrite(s):
+def load_then_overwrite(s: Spelling):
     """The result can be used at once; the TMEM is written again only after `wait_load_tmem`."""
     x = ints(43, (128, 64), f32)
 
@@ -88,7 +88,7 @@ def load_then_overwrite(s):
 
 
 @fragment("Blackwell: store", "sm_100a")
-def store_commit_load(s):
+def store_commit_load(s: Spelling):
     x = ints(44, (64, 128), f32)
 
     @s.kernel(
@@ -109,7 +109,7 @@ def store_commit_load(s):
     return kernel(x), f64(x), 0.0
 
 
-def product(s, a, b, acc=f32, transposed=False):
+def product(s: Spelling, a, b, acc=f32, transposed=False):
     """a @ b (b @ as (N, K) if transposed) by one product, with the barrier passed to it."""
     m, n = a.shape[0], b.shape[0] if transposed else b.shape[1]
 
@@ -140,7 +140,7 @@ def product(s, a, b, acc=f32, transposed=False):
 
 
 @fragment("Blackwell: issuing the operation", "sm_100a")
-def shapes_of_tcgen05(s):
+def shapes_of_tcgen05(s: Spelling):
     """M 64 or 128, N a multiple of 8 and at most 512, K of the swizzle."""
     results = []
     for m, n, k in [(64, 8, 64), (128, 512, 64), (128, 136, 32), (64, 256, 16)]:
@@ -150,7 +150,7 @@ def shapes_of_tcgen05(s):
 
 
 @fragment("Blackwell: issuing the operation", "sm_100a")
-def dtypes_of_tcgen05(s):
+def dtypes_of_tcgen05(s: Spelling):
     results = []
     for dtype, acc in [(bf16, f32), (f16, f32), (f16, f16), (e5m2, f32), (e4m3, f32), (e4m3, f16), (i8, i32)]:
         a, bt = ints(47, (128, 128), dtype, -2, 3), ints(48, (128, 128), dtype, -2, 3)
@@ -159,13 +159,13 @@ def dtypes_of_tcgen05(s):
 
 
 @fragment("Blackwell: waiting for the operation to complete", "sm_100a")
-def barrier_of_the_product(s):
+def barrier_of_the_product(s: Spelling):
     a, b = ints(49, (128, 64)), ints(50, (64, 128))
     return product(s, a, b), f64(a) @ f64(b), 0.0
 
 
 @fragment("Blackwell: waiting for the operation to complete", "sm_100a")
-def commit_of_two_products(s):
+def commit_of_two_products(s: Spelling):
     """Without a barrier products are tracked by `tcgen05_commit`."""
     a, a2, b, b2 = ints(51, (128, 64)), ints(52, (128, 64)), ints(53, (64, 128)), ints(54, (64, 128))
 
@@ -196,7 +196,7 @@ def commit_of_two_products(s):
     return kernel(a, a2, b, b2), f64(a) @ f64(b) + f64(a2) @ f64(b2), 0.0
 
 
-def collective(s, m, n, k, commit=False):
+def collective(s: Spelling, m, n, k, commit=False):
     a, b = ints(55, (m, k)), ints(56, (k, n))
 
     @s.kernel(
@@ -245,6 +245,6 @@ def collective(s, m, n, k, commit=False):
 
 
 @fragment("Collective MMA", "sm_100a")
-def collective_products(s):
+def collective_products(s: Spelling):
     """M 256 or 128, N at most 256: stacked accumulators are the product."""
     return [collective(s, 256, 256, 64), collective(s, 128, 128, 128), collective(s, 256, 32, 64, commit=True)]

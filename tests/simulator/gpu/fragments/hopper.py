@@ -9,7 +9,7 @@ import palladion as pl
 from palladion import mosaic_gpu as plgpu
 
 from ..kernels.common import bf16, f16, f32, f64, i8, i32, ints, struct, tiled_smem
-from .spelling import fragment
+from .spelling import Spelling, fragment
 
 
 def mma_transforms(shape_dtype: jax.ShapeDtypeStruct, swizzles=(128, 64, 32)):
@@ -24,7 +24,7 @@ def mma_transforms(shape_dtype: jax.ShapeDtypeStruct, swizzles=(128, 64, 32)):
     raise ValueError("Failed to find transforms for the specified window type")
 
 
-def product(s, a, b, acc=f32, a_view=lambda s, a: a, b_view=lambda s, b: b, a_smem=None, b_smem=None):
+def product(s: Spelling, a, b, acc=f32, a_view=lambda s, a: a, b_view=lambda s, b: b, a_smem=None, b_smem=None):
     """a @ b by one wgmma: operands come by TMA, to buffers of the types given, and are seen through the views."""
     a_type, b_type = a_smem or tiled_smem(a.shape, a.dtype), b_smem or tiled_smem(b.shape, b.dtype)
     m, n = a_view(s, a).shape[0], b_view(s, b).shape[1]
@@ -44,22 +44,22 @@ def product(s, a, b, acc=f32, a_view=lambda s, a: a, b_view=lambda s, b: b, a_sm
     return s.kernel(body, out_shape=struct((m, n), acc), scratch_shapes=scratch)(a, b)
 
 
-def transposed(s, x):
+def transposed(s: Spelling, x):
     return x.T if isinstance(x, jax.Array) else s.transpose_ref(x, (1, 0))
 
 
 @fragment("Memory spaces of the A and B operands")
-def operands_of_every_swizzle(s):
+def operands_of_every_swizzle(s: Spelling):
     results = []
     for swizzle in (128, 64, 32):
         a, b = ints(20, (64, 64)), ints(21, (64, 128))
-        types = [plgpu.SMEM(x.shape, x.dtype, transforms=mma_transforms(x, (swizzle,))) for x in (a, b)]
+        types = [plgpu.SMEM(x.shape, x.dtype, transforms=mma_transforms(struct(x.shape, x.dtype), (swizzle,))) for x in (a, b)]
         results.append((product(s, a, b, a_smem=types[0], b_smem=types[1]), f64(a) @ f64(b), 0.0))
     return results
 
 
 @fragment("Transposed operands")
-def transposed_operands(s):
+def transposed_operands(s: Spelling):
     """a_ref is (K, M), b_ref (N, K): the tensor core transposes 16-bit operands."""
     at, bt = ints(22, (64, 128)), ints(23, (64, 64))
     return [
@@ -70,7 +70,7 @@ def transposed_operands(s):
 
 
 @fragment("Hopper: allocating the accumulator")
-def accumulator_in_a_scope(s):
+def accumulator_in_a_scope(s: Spelling):
     """It begins as zeros, and reading it waits for all products."""
     a, b = ints(24, (64, 128)), ints(25, (128, 96))
     m, n = 64, 96
@@ -98,7 +98,7 @@ def accumulator_in_a_scope(s):
 
 
 @fragment("Hopper: allocating the accumulator")
-def accumulator_of_run_state(s):
+def accumulator_of_run_state(s: Spelling):
     """It begins as an array, and its final value is what `pl.run_state` gives."""
     a, b, c = ints(26, (64, 64)), ints(27, (64, 64)), ints(28, (64, 64), f32)
 
@@ -124,7 +124,7 @@ def accumulator_of_run_state(s):
 
 
 @fragment("Hopper: preparing the A and B operands")
-def a_in_registers(s):
+def a_in_registers(s: Spelling):
     a, b = ints(29, (64, 64)), ints(30, (64, 128))
 
     @s.kernel(out_shape=struct((64, 128)), scratch_shapes=[tiled_smem(b.shape), plgpu.Barrier()])
@@ -143,7 +143,7 @@ def a_in_registers(s):
 
 
 @fragment("Hopper: issuing the operation")
-def shapes_of_wgmma(s):
+def shapes_of_wgmma(s: Spelling):
     """M a multiple of 64, N of 8 and at most 256, K of the swizzle."""
     results = []
     for m, n, k in [(64, 8, 64), (192, 24, 64), (64, 256, 16), (128, 40, 32)]:
@@ -153,7 +153,7 @@ def shapes_of_wgmma(s):
 
 
 @fragment("Hopper: issuing the operation")
-def dtypes_of_wgmma(s):
+def dtypes_of_wgmma(s: Spelling):
     """float32 (which takes B with K last), bfloat16, float16; accumulators of float32, and float16 of float16."""
     results = []
     for dtype, acc in [(f32, f32), (bf16, f32), (f16, f32), (f16, f16), (i8, i32)]:
@@ -162,7 +162,7 @@ def dtypes_of_wgmma(s):
     return results
 
 
-def k_loop(s, buffers, num_steps, m=64, k=64, n=64):
+def k_loop(s: Spelling, buffers, num_steps, m=64, k=64, n=64):
     """The pipelined loop of the reference, which means `load_slot` where it prints `slot`."""
     a, b = ints(35, (m, k * num_steps)), ints(36, (k * num_steps, n))
 
@@ -211,12 +211,12 @@ def k_loop(s, buffers, num_steps, m=64, k=64, n=64):
 
 
 @fragment("Hopper: waiting for the operation to complete")
-def pipelined_k_loop(s):
+def pipelined_k_loop(s: Spelling):
     return [k_loop(s, buffers, steps) for buffers, steps in [(3, 7), (2, 5)]]
 
 
 @fragment("Hopper: waiting for the operation to complete")
-def all_but_the_last_are_complete(s):
+def all_but_the_last_are_complete(s: Spelling):
     """When a wgmma has been issued, the buffers of the one before it can be written again; all by `wgmma_wait(0)`."""
     a, b = ints(37, (64, 64)), ints(38, (3, 64, 64))
 

@@ -9,12 +9,12 @@ from jax import lax
 import palladion as pl
 from palladion import mosaic_gpu as plgpu
 
-from ..kernels.common import f16, f32, f64, i32, ints, reals, struct
-from .spelling import fragment
+from ..kernels.common import f32, f64, i32, ints, reals, struct
+from .spelling import Spelling, fragment
 
 
 @fragment("Memory spaces", "sm_100a")
-def through_every_memory(s):
+def through_every_memory(s: Spelling):
     """GMEM, SMEM, registers, TMEM, and back."""
     x = ints(0, (128, 64), f32)
 
@@ -37,7 +37,7 @@ def through_every_memory(s):
 
 
 @fragment("Allocating memory in a specific memory space")
-def inputs_in_smem_by_default(s):
+def inputs_in_smem_by_default(s: Spelling):
     x = reals(1, (64, 64))
 
     def body(x_ref, y_ref):
@@ -47,7 +47,7 @@ def inputs_in_smem_by_default(s):
 
 
 @fragment("Allocating memory in a specific memory space")
-def whole_arrays_in_gmem(s):
+def whole_arrays_in_gmem(s: Spelling):
     """`BlockSpec(memory_space=plgpu.GMEM)` and SMEM in `scratch_shapes`."""
     x = ints(2, (128, 128))
 
@@ -69,7 +69,7 @@ def whole_arrays_in_gmem(s):
 
 
 @fragment("Allocating memory in a specific memory space")
-def smem_by_run_scoped(s):
+def smem_by_run_scoped(s: Spelling):
     x = ints(3, (128, 128))
 
     @s.kernel(out_shape=struct(x.shape, x.dtype))
@@ -85,7 +85,7 @@ def smem_by_run_scoped(s):
 
 
 @fragment("Taking advantage of the L2 cache", num_sms=1)
-def programs_start_in_row_major_order(s):
+def programs_start_in_row_major_order(s: Spelling):
     """One block fits at a time, and each waits for all before it: only in row-major order do they all end."""
     shape = (3, 4)
 
@@ -116,7 +116,7 @@ def programs_start_in_row_major_order(s):
 
 
 @fragment("Taking advantage of the L2 cache")
-def grid_in_bands(s):
+def grid_in_bands(s: Spelling):
     """(m, n) rearranged as (m // mt, n, mt), with program ids put together again."""
     m, n, mt = 4, 3, 2
     x, y = ints(4, (m * 8, 32), f32), ints(5, (32, n * 32), f32)
@@ -144,7 +144,7 @@ def grid_in_bands(s):
 
 
 @fragment("Memory reference transforms")
-def transforms_of_scratch(s):
+def transforms_of_scratch(s: Spelling):
     """The second way, and the fragment before it: a copy formats the data as wgmma wants them."""
     x, w = ints(6, (128, 128)), ints(7, (128, 128))
     transforms = (s.TileTransform((8, 64)), plgpu.SwizzleTransform(128))
@@ -175,7 +175,7 @@ def transforms_of_scratch(s):
 
 
 @fragment("Memory reference transforms")
-def transforms_of_block_specs(s):
+def transforms_of_block_specs(s: Spelling):
     """The first way: BlockSpecs of a pipelined kernel."""
     x = ints(8, (256, 256))
     transforms = (s.TileTransform((8, 64)), plgpu.SwizzleTransform(128))
@@ -192,7 +192,7 @@ def transforms_of_block_specs(s):
 
 
 @fragment("Memory reference transforms")
-def every_transform_keeps_the_values(s):
+def every_transform_keeps_the_values(s: Spelling):
     """Tiles, swizzles of 128, 64, 32 and 16 bytes, transposed storage: indexing is that of the logical shape."""
     x = ints(9, (64, 128))
     kinds = [()] + [(s.TileTransform((8, w // 2)), plgpu.SwizzleTransform(w)) for w in (128, 64, 32, 16)]
@@ -217,7 +217,7 @@ def every_transform_keeps_the_values(s):
 
 
 @fragment("Memory reference transforms")
-def transposed_storage(s):
+def transposed_storage(s: Spelling):
     """A copy that permutes all dimensions but the last on its way: TransposeTransform, or 0.12's transposed view."""
     x = ints(10, (4, 8, 64))
 
@@ -241,7 +241,7 @@ def transposed_storage(s):
 
 
 @fragment("Memory reference transforms")
-def offsets_in_whole_tiles(s):
+def offsets_in_whole_tiles(s: Spelling):
     """The Note: offsets in GMEM that are multiples of the tile."""
     x = ints(11, (64, 256))
     transforms = (s.TileTransform((8, 64)), plgpu.SwizzleTransform(128))
@@ -260,7 +260,7 @@ def offsets_in_whole_tiles(s):
 
 
 @fragment("Array layouts")
-def rows_and_columns_of_wgmma(s):
+def rows_and_columns_of_wgmma(s: Spelling):
     """WGMMA, its reductions of rows (1) and columns (0), and both broadcast again."""
     x, w = reals(12, (128, 64)), reals(13, (64,))
     transforms = (s.TileTransform((8, 32)), plgpu.SwizzleTransform(128))
@@ -286,7 +286,7 @@ def rows_and_columns_of_wgmma(s):
 
 
 @fragment("Array layouts")
-def strided_and_splat(s):
+def strided_and_splat(s: Spelling):
     """WG_STRIDED for what has nothing to do with the tensor core; constants go with any layout."""
     x = reals(14, (16, 128))
 
@@ -303,7 +303,7 @@ def strided_and_splat(s):
 
 
 @fragment("Array layouts")
-def layouts_change_through_smem(s):
+def layouts_change_through_smem(s: Spelling):
     """Two arrays of different layouts are not added; one of them goes through SMEM first."""
     x = reals(15, (64, 64))
 
@@ -314,5 +314,3 @@ def layouts_change_through_smem(s):
         y_ref[...] = s.load(x_ref, layout=plgpu.Layout.WGMMA) + s.load(smem, layout=plgpu.Layout.WGMMA)
 
     return kernel(x), 3 * f64(x), 1e-6
-
-

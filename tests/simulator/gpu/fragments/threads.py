@@ -13,11 +13,11 @@ import palladion as pl
 from palladion import mosaic_gpu as plgpu
 
 from ..kernels.common import f32, f64, i32, ints, mma_transforms, struct, tiled_smem
-from .spelling import fragment
+from .spelling import Spelling, fragment
 
 
 @fragment("Using pl.core_map or plgpu.kernel instead of pl.pallas_call")
-def add_one_by_pallas_call(s):
+def add_one_by_pallas_call(s: Spelling):
     @functools.partial(
         pl.pallas_call,
         grid=(2,),
@@ -33,7 +33,7 @@ def add_one_by_pallas_call(s):
 
 
 @fragment("Using pl.core_map or plgpu.kernel instead of pl.pallas_call")
-def add_one_by_core_map(s):
+def add_one_by_core_map(s: Spelling):
     @pl.run_state
     def run_kernel(refs):
         x_ref, y_ref = refs
@@ -51,7 +51,7 @@ def add_one_by_core_map(s):
 
 
 @fragment("Using pl.core_map or plgpu.kernel instead of pl.pallas_call")
-def add_one_by_kernel(s):
+def add_one_by_kernel(s: Spelling):
     @s.kernel(out_shape=jax.ShapeDtypeStruct((256,), jnp.float32), grid=(2,), grid_names=("x",))
     def run_kernel(x_ref, y_ref):
         block_slice = pl.ds(jax.lax.axis_index("x") * 128, 128)
@@ -62,7 +62,7 @@ def add_one_by_kernel(s):
 
 
 @fragment("Using pl.core_map or plgpu.kernel instead of pl.pallas_call")
-def coordinates_by_named_axes(s):
+def coordinates_by_named_axes(s: Spelling):
     """Any rank of grid; `axis_index` of the grid's, the cluster's and the threads' names."""
     sizes = dict(a=2, b=1, c=3, d=2, cl=2, wg=2)
     shape = tuple(sizes.values())
@@ -87,7 +87,7 @@ def coordinates_by_named_axes(s):
 
 
 @fragment("Multiple Pallas threads in each CUDA block")
-def two_threads(s):
+def two_threads(s: Spelling):
     """The reference's `out_ref` is `y_ref`."""
     x = jnp.arange(128, dtype=jnp.float32)
 
@@ -114,7 +114,7 @@ def two_threads(s):
 
 
 @fragment("Multiple Pallas threads in each CUDA block")
-def warp_specialised_pipeline(s):
+def warp_specialised_pipeline(s: Spelling):
     """`plgpu.emit_pipeline_warp_specialized`: one compute thread, and a thread that copies."""
     x = ints(60, (64, 256), f32)
 
@@ -132,7 +132,7 @@ def warp_specialised_pipeline(s):
 
 
 @fragment("Multiple Pallas threads in each CUDA block")
-def pipeline_in_a_kernel(s):
+def pipeline_in_a_kernel(s: Spelling):
     """`plgpu.emit_pipeline`, which the section before names: copies that core_map does not make by itself."""
     x, w = ints(61, (128, 128)), ints(62, (128, 64))
 
@@ -165,7 +165,7 @@ def pipeline_in_a_kernel(s):
 
 
 @fragment("Using CUDA block clusters")
-def multicast_to_a_cluster(s):
+def multicast_to_a_cluster(s: Spelling):
     """The reference's `o_ref` is `y_ref`."""
 
     @s.kernel(
@@ -185,7 +185,7 @@ def multicast_to_a_cluster(s):
 
 
 @fragment("Collective allocation by pl.run_scoped")
-def one_allocation_for_all_threads(s):
+def one_allocation_for_all_threads(s: Spelling):
     """All threads get the same SMEM and barriers, also in a second scope."""
     x = ints(63, (2, 128), f32)
 
@@ -212,7 +212,7 @@ def one_allocation_for_all_threads(s):
 
 
 @fragment("Global allocation by pl.get_global")
-def semaphore_of_the_grid(s):
+def semaphore_of_the_grid(s: Spelling):
     def body(out_ref):
         sem_ref = pl.get_global(plgpu.SemaphoreType.REGULAR)
         block_id = lax.axis_index("x")
@@ -231,7 +231,7 @@ def semaphore_of_the_grid(s):
 
 
 @fragment("Calling kernels from PyTorch")
-def the_kernel_that_pytorch_calls(s):
+def the_kernel_that_pytorch_calls(s: Spelling):
     """Without PyTorch: the kernel of the section."""
 
     @functools.partial(pl.pallas_call, out_shape=jax.ShapeDtypeStruct([128], jnp.int32))

@@ -174,6 +174,13 @@ def hopper_ping_pong():
     return ping_pong_matmul(a, b), f64(a) @ f64(b), 0.0
 
 
+@THREADED_MATMULS.case(ping_pong_matmul, HOPPER)
+def hopper_ping_pong_3_buffers():
+    """As many buffers as steps: nothing but `consumed` orders a copy after the product that read the buffer."""
+    a, b = ints(27, (256, 192)), ints(28, (192, 128))
+    return ping_pong_matmul(a, b, buffers=3), f64(a) @ f64(b), 0.0
+
+
 def mixed_precision_matmul(weights, scales, x, tile_m=64, tile_n=64, tile_k=64, buffers=2):
     """int8 weights with a scale for each row: dequantised in registers, which hold the A operand of wgmma.
 

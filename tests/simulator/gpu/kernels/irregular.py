@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -14,6 +17,7 @@ from .common import BLACKWELL, HOPPER, Table, f16, f32, f64, i32, ints, mma_tran
 IRREGULAR = Table()
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def work_of(group_sizes, rows, tile_m):
     """The pieces of a grouped product: for each pair of a group and a tile of rows that meet (group, tile, first, end).
 

@@ -1,0 +1,388 @@
+"""Mutants of kernels of the Mosaic GPU dialect: one synchronisation removed, moved by one, or given a wrong count.
+
+A mutant is made of the traced kernel (the jaxpr of its `pallas_call`), not of its source: whatever the user wrote, and
+whatever a pipeline helper made of it, is an equation there. `calls_of` records the calls that a program makes, and
+`Call.run` repeats one of them on the simulator, with the kernel as it was or with a mutated one.
+
+Not mutated, since it only waits for more: a wait for stores or products that leaves fewer of them in flight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from palladion import mosaic_gpu as plgpu
+from palladion.errors import KernelFinding
+from palladion.language.gpu.refs import BarrierDType
+from palladion.simulator import report
+from palladion.simulator.code import location, placeholders
+from palladion.simulator.engine import Deadlock
+from palladion.simulator.gpu import run as gpu_run
+from palladion.simulator.gpu.limits import equations
+
+SYNCHRONISATION = frozenset({
+    "barrier_arrive", "barrier_wait", "commit_smem", "wait_smem_to_gmem", "wait_gmem_to_smem", "commit_group",
+    "wgmma_wait", "wait_load_tmem", "commit_tmem", "tcgen05_commit_arrive", "semaphore_signal",
+    "semaphore_signal_multicast", "semaphore_wait",
+})  # fmt: skip
+CONTROL = frozenset({"cond", "scan", "while", "run_scoped", "warp_map", "jit", "pjit"})
+_PREDICATED = frozenset({"barrier_arrive", "copy_gmem_to_smem", "copy_smem_to_gmem", "tcgen05_commit_arrive"})
+_SLOTS = frozenset({"barrier_arrive", "barrier_wait", "copy_gmem_to_smem", "tcgen05_commit_arrive", "tcgen05_mma"})
+
+Edit = Callable[[list[Any], int], list[Any]]  # equations and the number of one of them to new equations
+Path = tuple[Any, ...]  # (number of an equation, parameter, position in it or None)* down to an inner jaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """What is done to a kernel.
+
+    Attributes:
+      how: "removed", "moved later", "moved earlier", "wrong count", "wrong slot", "negated", "weaker".
+      what: the primitive, or "Barrier" / "ClusterBarrier" for their types. detail: what exactly, in a few words.
+      where: the user's line. path, index: of the equation; index -1: of the jaxpr's own operands.
+      edit: makes the new equations. past: of a moved one, the name of what it was moved past.
+      var, aval: of a type, the variable, and its new type.
+    """
+
+    how: str
+    what: str
+    detail: str
+    where: str | None
+    path: Path
+    index: int
+    edit: Edit | None = None
+    past: Any = None
+    eqn: Any = None
+    var: Any = None
+    aval: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.how} ({self.detail}) at {self.where}"
+
+    def apply(self, jaxpr: Any) -> Any:
+        """The mutated kernel."""
+        if self.edit is not None:
+            return _rewritten(jaxpr, self.path, lambda j: j.replace(eqns=self.edit(list(j.eqns), self.index)))
+        return _rewritten(jaxpr, self.path, lambda j: _retyped(j, self.var, self.aval))
+
+
+# --- jaxprs -------------------------------------------------------------------------------------------------------
+def _inner(eqn: Any) -> Iterator[tuple[str, int | None, Any]]:
+    for name, value in eqn.params.items():
+        if hasattr(value, "eqns"):
+            yield name, None, value
+        elif isinstance(value, (tuple, list)):
+            yield from ((name, k, v) for k, v in enumerate(value) if hasattr(v, "eqns"))
+
+
+def walk(jaxpr: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """A jaxpr and all inner ones, with the way to each."""
+    yield path, jaxpr
+    for number, eqn in enumerate(jaxpr.eqns):
+        for name, k, inner in _inner(eqn):
+            yield from walk(inner, (*path, (number, name, k)))
+
+
+def _rewritten(jaxpr: Any, path: Path, change: Callable[[Any], Any]) -> Any:
+    """A jaxpr with `change` applied to the inner one at the end of a path."""
+    if not path:
+        return change(jaxpr)
+    (number, name, k), *rest = path
+    eqns = list(jaxpr.eqns)
+    eqn = eqns[number]
+    value = eqn.params[name]
+    if k is None:
+        value = _rewritten(value, tuple(rest), change)
+    else:
+        value = type(value)(_rewritten(v, tuple(rest), change) if i == k else v for i, v in enumerate(value))
+    eqns[number] = eqn.replace(params={**eqn.params, name: value})
+    return jaxpr.replace(eqns=eqns)
+
+
+def _retyped(jaxpr: Any, var: Any, aval: Any) -> Any:
+    """A jaxpr with another type for one of its operands; inner jaxprs keep what they say of it."""
+    new = type(var)(aval)
+
+    def swapped(x: Any) -> Any:
+        return new if x is var else x
+
+    eqns = [
+        e.replace(invars=list(map(swapped, e.invars)), effects=_renamed(e.effects, var, new))
+        if any(v is var for v in e.invars)
+        else e
+        for e in jaxpr.eqns
+    ]
+    return jaxpr.replace(invars=list(map(swapped, jaxpr.invars)), eqns=eqns)
+
+
+def _renamed(effects: Any, var: Any, new: Any) -> Any:
+    return type(effects)(type(e)(new) if getattr(e, "input", None) is var else e for e in effects)
+
+
+def _computed(function: Callable[[Any], Any], x: Any) -> tuple[list[Any], Any]:
+    """Equations that compute a function of a scalar variable or literal, and where the result is."""
+    if not hasattr(x, "count") and hasattr(x, "val"):
+        return [], type(x)(np.asarray(function(np.asarray(x.val))).astype(x.aval.dtype)[()], x.aval)
+    traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((), x.aval.dtype))
+    (given,) = traced.jaxpr.invars
+    names = {given: x}
+    made = []
+    for eqn in traced.jaxpr.eqns:
+        made.append(eqn.replace(invars=[names.get(v, v) if not hasattr(v, "val") else v for v in eqn.invars]))
+    return made, traced.jaxpr.outvars[0]
+
+
+def given_of(eqn: Any) -> Any:
+    """The operands of an equation, with placeholders that know their number."""
+    return jax.tree.unflatten(eqn.params["tree"], placeholders(eqn))
+
+
+def is_effectful(eqn: Any) -> bool:
+    """Whether an equation does something besides computing a value."""
+    return any(type(e).__name__ != "NamedAxisEffect" for e in eqn.effects)
+
+
+# --- edits --------------------------------------------------------------------------------------------------------
+def _remove(eqns: list[Any], i: int) -> list[Any]:
+    return eqns[:i] + eqns[i + 1 :]
+
+
+def _with_params(**params: Any) -> Edit:
+    def edit(eqns: list[Any], i: int) -> list[Any]:
+        return [*eqns[:i], eqns[i].replace(params={**eqns[i].params, **params}), *eqns[i + 1 :]]
+
+    return edit
+
+
+def _with_operand(k: int, function: Callable[[Any], Any]) -> Edit:
+    def edit(eqns: list[Any], i: int) -> list[Any]:
+        made, new = _computed(function, eqns[i].invars[k])
+        invars = [new if j == k else v for j, v in enumerate(eqns[i].invars)]
+        return [*eqns[:i], *made, eqns[i].replace(invars=invars), *eqns[i + 1 :]]
+
+    return edit
+
+
+def _later(eqns: list[Any], i: int) -> tuple[Edit, Any] | None:
+    """Swap with the next equation that does something."""
+    for j in range(i + 1, len(eqns)):
+        if is_effectful(eqns[j]):
+            return (lambda e, i: [*e[:i], *e[i + 1 : j + 1], e[i], *e[j + 1 :]]), eqns[j]
+    return None
+
+
+def _earlier(eqns: list[Any], i: int) -> tuple[Edit, Any] | None:
+    """Swap with the equation before that does something, if no operand depends on it."""
+    needed, moved = {v for v in eqns[i].invars if not hasattr(v, "val")}, [i]
+    for j in range(i - 1, -1, -1):
+        made = any(v in needed for v in eqns[j].outvars)
+        if is_effectful(eqns[j]):
+            if made:
+                return None
+            first = sorted(moved)
+            rest = [k for k in range(j, i) if k not in moved]
+            order = [*range(j), *first, *rest]
+            return (lambda e, i: [*(e[k] for k in order), *e[i + 1 :]]), eqns[j]
+        if made:
+            moved.append(j)
+            needed |= {v for v in eqns[j].invars if not hasattr(v, "val")}
+    return None
+
+
+# --- all mutants of a kernel --------------------------------------------------------------------------------------
+def mutants(jaxpr: Any) -> list[Mutant]:
+    """All mutants of a kernel."""
+    found: list[Mutant] = []
+    for path, inner in walk(jaxpr):
+        eqns = list(inner.eqns)
+        for i, eqn in enumerate(eqns):
+            name = str(eqn.primitive)
+
+            def add(how: str, detail: str, edit: Edit, past: Any = None, i=i, eqn=eqn, name=name, path=path) -> None:
+                found.append(Mutant(how, name, detail, location(eqn), path, i, edit, past, eqn))
+
+            if name in SYNCHRONISATION:
+                add("removed", "", _remove)
+                for how, made in (("moved later", _later(eqns, i)), ("moved earlier", _earlier(eqns, i))):
+                    if made is not None:
+                        add(how, f"past {made[1].primitive}", made[0], made[1])
+            for how, detail, edit in _counts(eqn, name):
+                add(how, detail, edit)
+        if not path:
+            found += _types(inner, path, inner.invars)
+        elif (scope := _scope(jaxpr, path)) is not None:
+            found += _types(inner, path, inner.invars[len(inner.invars) - scope :])
+    return found
+
+
+def _scope(jaxpr: Any, path: Path) -> int | None:
+    """How many of an inner jaxpr's operands it allocates itself, if it is a scope's."""
+    for number, name, k in path:
+        eqn = jaxpr.eqns[number]
+        jaxpr = eqn.params[name] if k is None else eqn.params[name][k]
+    return eqn.params["num_scoped"] if str(eqn.primitive) == "run_scoped" else None
+
+
+def _counts(eqn: Any, name: str) -> Iterator[tuple[str, str, Edit]]:
+    params = eqn.params
+    if name in ("wait_smem_to_gmem", "wait_gmem_to_smem", "wgmma_wait"):
+        yield "wrong count", f"n={params['n'] + 1}", _with_params(n=params["n"] + 1)
+    if name == "wait_smem_to_gmem" and not params["wait_read_only"]:
+        yield "weaker", "wait_read_only", _with_params(wait_read_only=True)
+    if name == "wgmma_accumulator_load" and params["wait_n"] is not None:
+        yield "wrong count", f"wait_n={params['wait_n'] + 1}", _with_params(wait_n=params["wait_n"] + 1)
+    if name == "copy_smem_to_gmem":
+        yield "weaker", f"commit_group={not params['commit_group']}", _with_params(commit_group=not params["commit_group"])
+    if name == "copy_gmem_to_smem" and params["collective_axes"]:
+        yield "weaker", "not collective", _with_params(collective_axes=(), leader_tracked=None)
+    if name in ("semaphore_signal", "semaphore_signal_multicast", "semaphore_wait"):
+        k = given_of(eqn).value.k
+        yield "wrong count", "+1", _with_operand(k, lambda v: v + 1)
+        yield "wrong count", "-1", _with_operand(k, lambda v: v - 1)
+    if name in _SLOTS and (bar := given_of(eqn).barrier) is not None:
+        for transform in bar.transforms:
+            for d, (index, n) in enumerate(zip(getattr(transform, "indices", ()), getattr(transform, "shape", ()))):
+                if hasattr(index, "k") and n > 1:
+                    yield "wrong slot", f"dimension {d}", _with_operand(index.k, functools.partial(_next_slot, n))
+    if name in _PREDICATED and getattr(given_of(eqn).predicate, "k", None) is not None:
+        yield "negated", "predicate", _with_operand(given_of(eqn).predicate.k, jnp.logical_not)
+    if name == "cond" and len(params["branches"]) == 2 and not eqn.outvars and _synchronises(params["branches"]):
+        yield "negated", "condition", _with_params(branches=tuple(reversed(params["branches"])))
+
+
+def _next_slot(n: int, v: Any) -> Any:
+    return (v + 1) % n if isinstance(v, np.ndarray) else lax.rem(v + 1, jnp.asarray(n, v.dtype))
+
+
+def _synchronises(branches: Sequence[Any]) -> bool:
+    return any(str(e.primitive) in SYNCHRONISATION for b in branches for e in b.eqns)
+
+
+def _types(jaxpr: Any, path: Path, variables: Sequence[Any]) -> Iterator[Mutant]:
+    for var in variables:
+        dtype = getattr(var.aval, "dtype", None)
+        if not isinstance(dtype, BarrierDType):
+            continue
+        kind = "Barrier" if dtype.collective_axes is None else "ClusterBarrier"
+        now = (dtype.num_arrivals, dtype.orders_tensor_core, dtype.collective_axes, dtype.leader_tracked)
+        changed = [("wrong count", f"num_arrivals={now[0] + 1}", (now[0] + 1, *now[1:]))]
+        if now[0] > 1:
+            changed.append(("wrong count", f"num_arrivals={now[0] - 1}", (now[0] - 1, *now[1:])))
+        if now[1]:
+            changed.append(("weaker", "orders_tensor_core=False", (now[0], False, *now[2:])))
+        if now[2] is not None:
+            changed.append(("weaker", "a Barrier", (now[0], now[1], None, False)))
+        for how, detail, new in changed:
+            inner = var.aval.inner_aval.update(dtype=BarrierDType(*new))
+            yield Mutant(how, kind, detail, var.aval.label, path, -1, var=var, aval=var.aval.update(inner_aval=inner))
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+class TooLong(BaseException):
+    """A mutant does not come to an end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a run. Attributes: kinds: of its findings, in order; message: of the first; results; error: it
+    raised something."""
+
+    kinds: tuple[str, ...] = ()
+    message: str = ""
+    results: tuple[np.ndarray, ...] = ()
+    error: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a kernel that a program made. Attributes: as `run.simulate` takes them; program: its name."""
+
+    program: str
+    prepared: Any
+    axes: dict[str, int]
+    operands: list[list[np.ndarray]]
+
+    @property
+    def jaxpr(self) -> Any:
+        """The kernel."""
+        return self.prepared.params["jaxpr"]
+
+    def run(self, jaxpr: Any = None, *, schedule: str | int | None = None, seconds: float = 20) -> Outcome:
+        """Run it, with another kernel if one is given."""
+        interpret = dataclasses.replace(self.prepared.interpret, schedule=schedule)
+        params = {**self.prepared.params, "interpret": interpret}
+        if jaxpr is not None:
+            params["jaxpr"] = jaxpr
+        runs: list[Any] = []
+        keep, report.keep = report.keep, runs.append
+        before = signal.signal(signal.SIGALRM, _too_long)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                prepared = gpu_run._prepare.__wrapped__(gpu_run._Key(params))
+                results = _simulate(prepared, self.axes, self.operands)
+        except TooLong:
+            return Outcome(("no end",), f"more than {seconds} s", error=True)
+        except KernelFinding as error:
+            return Outcome((*_warned(runs), error.finding.kind), str(error), error=True)
+        except (NotImplementedError, ValueError, TypeError, IndexError, RuntimeError, Deadlock) as error:
+            return Outcome((*_warned(runs), type(error).__name__), str(error), error=True)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            report.keep = keep
+        found = [f for r in runs for f in r.findings]
+        kept = tuple(np.array(x) for device in results for x in device)
+        return Outcome(tuple(f.kind for f in found), found[0].message if found else "", kept)
+
+
+_simulate = gpu_run.simulate
+
+
+def _too_long(*_: Any) -> None:
+    raise TooLong
+
+
+def _warned(runs: Sequence[Any]) -> Iterator[str]:
+    return (f.kind for r in runs for f in r.findings if f.level == "warning")
+
+
+def calls_of(program: str, run: Callable[[], Any], arch: str | None, **options: Any) -> list[Call]:
+    """The kernel calls that a program makes, one for each kernel."""
+    found: list[Call] = []
+
+    def record(prepared: Any, axes: Any, operands: Any) -> Any:
+        arrays = [[np.array(x) for x in device] for device in operands]
+        if all(c.jaxpr is not prepared.params["jaxpr"] for c in found):
+            found.append(Call(program, prepared, axes, arrays))
+        return _simulate(prepared, axes, operands)
+
+    jax.clear_caches()
+    gpu_run.simulate = record
+    try:
+        params = plgpu.InterpretGPUParams(detect_races=True, arch=arch, **options)
+        with plgpu.force_gpu_interpret_mode(params):
+            run()
+    finally:
+        gpu_run.simulate = _simulate
+    return found
+
+
+def same(a: Outcome, b: Outcome) -> bool:
+    """Whether two runs gave the same results, bit by bit."""
+    return len(a.results) == len(b.results) and all(x.tobytes() == y.tobytes() for x, y in zip(a.results, b.results))
+
+
+__all__ = ["SYNCHRONISATION", "Call", "Mutant", "Outcome", "calls_of", "equations", "mutants", "same", "walk"]

@@ -1,0 +1,20 @@
+"""The kernels of the GPU corpus give what NumPy gives in float64, without a finding or a warning, on every schedule."""
+
+import warnings
+
+import pytest
+
+from palladion import mosaic_gpu as plgpu
+from simulator.gpu.kernels import CORPUS, off_by
+
+RUNS = [(name, schedule) for name, case in CORPUS.items() for schedule in ("lazy", "eager", *(0, 1) * case.small)]
+
+
+@pytest.mark.parametrize(("name", "schedule"), RUNS)
+def test_kernel(name, schedule):
+    case = CORPUS[name]
+    params = plgpu.InterpretGPUParams(detect_races=True, arch=case.arch, schedule=schedule, **case.options)
+    with warnings.catch_warnings(), plgpu.force_gpu_interpret_mode(params):
+        warnings.simplefilter("error")
+        actual, expected, tolerance = case.run()
+    assert off_by(actual, expected) <= tolerance
