@@ -375,7 +375,7 @@ def test_what_the_simulated_tpu_finds_is_in_the_report(program, capsys):
     text = capsys.readouterr().out
     assert "error  missing-wait at program.py" in text
     assert "2 kernel calls in program.py: 1 error" in text
-    assert "The program ended with the last call's finding" in text
+    assert "The program ended with the error that was found" in text
     assert main(["--json", file]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["failure"], found["counts"]["errors"]) == (None, 1)

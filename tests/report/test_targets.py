@@ -74,7 +74,7 @@ def test_json_of_a_target(program, capfd):
 def test_a_refusal_is_shown_with_its_line_and_is_the_exit_status(program, capsys):
     assert main(["--target", "cpu", program("call(refused)")]) == 1
     out = capsys.readouterr().out
-    assert "compiles  no" in out and "at: program.py:15 (refused)" in out
+    assert "accepted  no" in out and "at: program.py:15 (refused)" in out
     assert out.splitlines()[-1] == "1 kernel call in program.py: no findings; 1 not compiled for cpu"
 
 

@@ -76,7 +76,7 @@ class CallReport:
     compiled: tuple[CompiledCall, ...] = ()
 
 
-_WORST_FIRST = {"error": 0, "warning": 1, "note": 2}
+WORST_FIRST = {"error": 0, "warning": 1, "note": 2}
 
 
 def steps_of(call: Call) -> int:
@@ -112,7 +112,7 @@ def analyse(call: Call, checks: Sequence[Callable], tick: Tick = lambda: None) -
         target=target,
         footprint=first.footprint,
         grid=first.values.grid,
-        findings=tuple(sorted(found.values(), key=lambda f: _WORST_FIRST[f.level])),
+        findings=tuple(sorted(found.values(), key=lambda f: WORST_FIRST[f.level])),
     )
 
 

@@ -9,6 +9,7 @@ dynamic grid axes and the values of scalar-prefetch operands, copied, for the pr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from typing import Any
 
@@ -73,6 +74,17 @@ class Call:
     @property
     def grid_mapping(self) -> GridMapping:
         return self.params["grid_mapping"]
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """Equal for calls that a table need not tell apart."""
+        return _key(self.params)
+
+    @property
+    def origin(self) -> Any:
+        """The name and the function of the kernel."""
+        jaxpr = self.jaxpr
+        return self.name, None if jaxpr is None else jaxpr.debug_info.func_src_info
 
     @property
     def aliased_outputs(self) -> frozenset[int]:

@@ -12,34 +12,36 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import Progress
 
 from palladion.compiler import entry
 from palladion.compiler.entry import TARGETS, compile_call
-from palladion.compiler.reports import CompiledCall
-from palladion.errors import Finding, KernelFinding
+from palladion.errors import Finding
 from palladion.report.analysis import CallReport, analyse, steps_of
 from palladion.report.calls import Call, Recorder
 from palladion.report.documents import document
 from palladion.report.findings import CHECKS
+from palladion.report.machines import column, found_in, merged
 from palladion.report.program import explain_failure, run_program, stdout_to_stderr
+from palladion.report.simulated import GPUS, CheckParams, Journal, Outcome
 from palladion.report.tables import count_levels, print_report, print_summary, refusals
 
 USAGE = """\
 usage: palladion check [--json] [--target TARGET]... FILE [ARGS...]
 
 Runs a Python program and reports every kernel call that it makes: grid, blocks, what is copied and held on chip,
-and what is wrong with it. Calls without `interpret=` are interpreted.
+and what is wrong with it. Calls without `interpret=` are interpreted, those for GPUs on a simulated one.
 
   FILE      the program; jax.experimental.pallas means Palladion in it
   ARGS      its own arguments
   --json    one JSON document on standard output (docs/check.md describes it)
   --target TARGET
-            also compile each call for TARGET, and report what came of it; may be repeated
+            also compile each call for TARGET, or run it there, and report what came of it; may be repeated
             cpu: native code for this machine
+            gpu:h100, gpu:b200: run calls without `interpret=` on a simulated GPU, races looked for
 
 Exit status: 1 when a finding is an error or a target refuses a call, 2 when the program fails, 0 otherwise."""
 
@@ -76,11 +78,12 @@ def main(argv: Sequence[str], prepare: Callable[[], object] | None = None) -> in
         return 2
     if prepare is not None:
         prepare()
-    recorder = Recorder()
+    recorder, journal = Recorder(), Journal()
+    gpus = CheckParams(tuple(t for t in options.targets if t in GPUS), journal)
     with stdout_to_stderr() if options.json and sys.stdout is not None else contextlib.nullcontext():
-        failure = run_program(options.file, options.arguments, recorder)
+        failure = run_program(options.file, options.arguments, recorder, gpus)
     with _open_stdout():
-        return _report(options, recorder, failure)
+        return _report(options, recorder, journal, failure)
 
 
 @contextlib.contextmanager
@@ -93,12 +96,14 @@ def _open_stdout() -> Iterator[None]:
         yield
 
 
-def _report(options: _Options, recorder: Recorder, failure: BaseException | None) -> int:
+def _report(options: _Options, recorder: Recorder, journal: Journal, failure: BaseException | None) -> int:
     """Analyse and print what was recorded; the exit status."""
-    reports = _analyse(recorder.calls, options.targets)
-    found_by = failure if isinstance(failure, KernelFinding) and reports else None
+    reports = _analyse(recorder.calls, options.targets, journal)
+    found_by = found_in(failure, journal) if reports else None
     if found_by is not None:  # what a check is for, and no failure of the program
-        reports, failure = _with(reports, found_by.finding), None
+        failure = None
+        if not any(found_by in report.findings for report in reports):
+            reports = _with(reports, found_by)
     wrong = count_levels(reports)["error"] or refusals(reports)
     status = 2 if failure is not None else 1 if wrong else 0
     try:
@@ -108,7 +113,7 @@ def _report(options: _Options, recorder: Recorder, failure: BaseException | None
         else:
             _print(reports, options.file, recorder.symbolic, failure is not None)
             if found_by is not None:
-                print("The program ended with the last call's finding; what comes after it was not looked at.")
+                print("The program ended with the error that was found; what comes after it was not looked at.")
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads any longer: the command line ends quietly
         raise
@@ -169,22 +174,30 @@ def _parse(argv: Sequence[str]) -> _Options | None:
 
 
 def _target(name: str) -> str:
-    if name not in TARGETS:
-        raise _Usage(f"there is no target {name}; the targets are: {', '.join(TARGETS)}.")
+    if name not in (*TARGETS, *GPUS):
+        raise _Usage(f"there is no target {name}; the targets are: {', '.join((*TARGETS, *GPUS))}.")
     return name
 
 
 # --- analysis, with a progress bar when it takes long -----------------------------------------------------------------
-def _analyse(calls: Sequence[Call], targets: Sequence[str]) -> list[CallReport]:
+def _analyse(calls: Sequence[Call], targets: Sequence[str], journal: Journal) -> list[CallReport]:
     with _progress(sum(map(steps_of, calls)) + len(calls) * len(targets)) as tick:
         reports = [analyse(call, CHECKS, tick) for call in calls]
-        return [dataclasses.replace(r, compiled=tuple(_compiled(r.call, targets, tick))) for r in reports]
+        return [_on_targets(r, targets, ran, tick) for r, ran in zip(reports, journal.of(calls))]
 
 
-def _compiled(call: Call, targets: Sequence[str], tick: Callable[[], None]) -> Iterator[CompiledCall]:
+def _on_targets(
+    report: CallReport, targets: Sequence[str], ran: Mapping[str, Outcome], tick: Callable[[], None]
+) -> CallReport:
+    """A report with what came of its call on each target: compiled there, or run."""
+    call, columns = report.call, []
     for target in targets:
-        yield compile_call(entry.Call(call.params, call.kernel_at, call.called_at), target)
+        if target in GPUS:
+            columns.append(column(call, target, ran.get(target)))
+        else:
+            columns.append(compile_call(entry.Call(call.params, call.kernel_at, call.called_at), target))
         tick()
+    return dataclasses.replace(report, compiled=tuple(columns), findings=merged(report.findings, ran))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ def print_compiled(console: Console, calls: Sequence[CompiledCall]) -> None:
     table.add_row("target", *(call.target for call in calls))
     labels = dict.fromkeys(fact.label for call in calls for fact in call.facts)
     if not all(call.ok for call in calls):
-        table.add_row("compiles", *(Text("yes") if c.ok else Text("no", style="bold red") for c in calls))
+        table.add_row("accepted", *(Text("yes") if c.ok else Text("no", style="bold red") for c in calls))
     for label in labels:
         table.add_row(label, *(_cell(call, label) for call in calls))
     indented(console, table, _INDENT)
@@ -44,7 +44,11 @@ def _remarks(console: Console, call: CompiledCall) -> None:
         for line in rest:
             wrapped(console, Text(line.strip()), _INDENT + len(call.target) + 2)
         return
-    console.print()
+    why = call.fact("not_run")
+    if why is not None or call.remarks:
+        console.print()
+    if why is not None:
+        wrapped(console, Text(f"{call.target}  not run: {why}"), _INDENT)
     head = call.target
     for remark in call.remarks:
         line = Text(f"{head:{len(call.target)}}  ", style="dim").append(remark.what, style="not dim")

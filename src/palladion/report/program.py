@@ -1,7 +1,8 @@
 """Running the program that is checked: as `python FILE ARGS…` would, with its kernel calls recorded.
 
 Calls without `interpret=` run in the reference interpreter (`config.cpu = "interpret"`), so that a program written
-for hardware runs to its end here. Warnings about kernel calls are left out: the findings say the same.
+for hardware runs to its end here; those for a GPU on a simulated one (`simulated`). Warnings about kernel calls are left
+out: the findings say the same.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ from palladion import config
 from palladion.errors import PalladionWarning
 from palladion.language.primitive import observing
 from palladion.report.calls import Recorder
+from palladion.report.simulated import CheckParams
 
 
-def run_program(file: str, arguments: Sequence[str], recorder: Recorder) -> BaseException | None:
+def run_program(
+    file: str, arguments: Sequence[str], recorder: Recorder, interpret: CheckParams
+) -> BaseException | None:
     """Run a program to its end.
 
     Arguments:
       file: the Python file, run as `__main__`.
       arguments: its `sys.argv[1:]`.
       recorder: is told of its kernel calls.
+      interpret: how calls run that do not say it.
 
     Returns:
       what ended it, or None when it ended well (`sys.exit(0)` included).
     """
-    with _as_script(file, arguments), _interpreted(), observing(recorder), warnings.catch_warnings():
+    with _as_script(file, arguments), _interpreted(interpret), observing(recorder), warnings.catch_warnings():
         warnings.simplefilter("ignore", PalladionWarning)
         try:
             runpy.run_path(file, run_name="__main__")
@@ -58,14 +63,17 @@ def _as_script(file: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interpreted() -> Iterator[None]:
+def _interpreted(interpret: CheckParams) -> Iterator[None]:
     """For the whole process: a program may make its calls from other threads."""
-    before = config.get("cpu")
-    setattr(config, "cpu", "interpret")  # noqa: B010 - the options are set through the module
+    options = {"cpu": "interpret", "interpret": interpret}
+    before = {name: config.get(name) for name in options}
     try:
+        for name, value in options.items():
+            setattr(config, name, value)  # the options are set through the module
         yield
     finally:
-        setattr(config, "cpu", before)  # noqa: B010
+        for name, value in before.items():
+            setattr(config, name, value)
 
 
 @contextlib.contextmanager

@@ -19,12 +19,15 @@ from typing import Any
 
 import jax
 
-from palladion import executors, rules
+from palladion import executors
 from palladion.compiler.reports import Refusal
 from palladion.errors import Finding, KernelFinding
 from palladion.language.check import check_kernel
+from palladion.language.gpu.layouts import layout_cast_p
 from palladion.language.gpu.mesh import Mesh
+from palladion.language.gpu.mma import mma_p
 from palladion.language.gpu.params import InterpretGPUParams
+from palladion.language.gpu.primitives import GPUEffect
 from palladion.language.primitive import pallas_call_p
 from palladion.report.calls import Call
 from palladion.report.targets import Target, target_of
@@ -141,8 +144,9 @@ def _only_on_gpus(params: dict[str, Any]) -> bool:
     """Whether nothing but a GPU runs a kernel."""
     if isinstance(params.get("mesh"), Mesh):
         return True
-    own = [e.primitive for e in limits.equations(params["jaxpr"]) if rules.needs_machine(e.primitive)]
-    return any(p in gpu.RULES.supported and rules.only_machine(p) == "the simulated GPU" for p in own)
+    jaxpr = params["jaxpr"]
+    pure = any(e.primitive in (layout_cast_p, mma_p) for e in limits.equations(jaxpr))
+    return pure or any(isinstance(effect, GPUEffect) for effect in jaxpr.effects)
 
 
 # --- the two ways in --------------------------------------------------------------------------------------------------
@@ -177,40 +181,39 @@ def _otherwise(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "interpret": False}
 
 
-_Machine = tuple[str | None, Callable[[Any, Any], list[Any]]]  # the target's name, and (axes, operands) -> results
+ANY_GPU = ""  # the target of a call for which none was asked, or which refuse it
+_Machine = tuple[str, Callable[[Any, Any], list[Any]]]  # the target's name, and (axes, operands) -> results
 
 
 def _machines(params: dict[str, Any]) -> list[_Machine]:
     """The GPUs that a call runs on: those that are asked for and take it, else any that runs it; none: it runs elsewhere."""
     check: CheckParams = params["interpret"]
     found: list[_Machine] = []
-    if why_not(Call(params, None, None)) is None:
-        for target in check.targets:
-            wanted = InterpretGPUParams(arch=GPUS[target], detect_races=True, trace=True)  # pyright: ignore[reportArgumentType]
-            machine = _prepared(params, wanted, lambda outcome: check.journal.add(params, outcome), target)
-            found += [] if machine is None else [machine]
+    for target in check.targets if why_not(Call(params, None, None)) is None else ():
+        wanted = InterpretGPUParams(arch=GPUS[target], detect_races=True, trace=True)  # pyright: ignore[reportArgumentType]
+        try:
+            found.append(_prepared(target, params, wanted))
+        except KernelFinding:
+            raise
+        except Exception as error:
+            refusal = Refusal(type(error).__name__, str(error), getattr(error, "where", None))
+            check.journal.add(params, Outcome(target, refusal=refusal))
     if found or not _only_on_gpus(params):
         return found
-    prepared = gpu._prepare(gpu._Key({**params, "interpret": InterpretGPUParams()}))
-    return [(None, lambda axes, operands: gpu.simulate(prepared, axes, operands))]
+    return [_prepared(ANY_GPU, params, InterpretGPUParams())]
 
 
-def _prepared(
-    params: dict[str, Any], wanted: InterpretGPUParams, note: Callable[[Outcome], None], target: str
-) -> _Machine | None:
-    """The call prepared for a target, or None, with a note, if the target refuses it.
+def _prepared(target: str, params: dict[str, Any], wanted: InterpretGPUParams) -> _Machine:
+    """The call prepared for a machine.
 
     Raises:
-      KernelFinding: what is wrong with the call is found before it runs.
+      KernelFinding: what is wrong with the call is found before it runs. Others: why the machine refuses it.
     """
     try:
         prepared = gpu._prepare(gpu._Key({**params, "interpret": wanted}))
     except KernelFinding as error:
-        note(Outcome(target, findings=(error.finding,)))
+        params["interpret"].journal.add(params, Outcome(target, findings=(error.finding,)))
         raise
-    except Exception as error:
-        note(Outcome(target, refusal=Refusal(type(error).__name__, str(error), getattr(error, "where", None))))
-        return None
     return target, lambda axes, operands: gpu.simulate(prepared, axes, operands)
 
 
@@ -229,8 +232,7 @@ def _simulate(machines: Sequence[_Machine], params: dict[str, Any], axes: Any, o
         except Exception as error:
             failure = failure or error
             given = None
-        if target is not None:
-            params["interpret"].journal.add(params, _outcome(target, given is not None))
+        params["interpret"].journal.add(params, _outcome(target, given is not None))
     if failure is not None:
         raise failure
     assert results is not None

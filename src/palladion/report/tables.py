@@ -64,7 +64,9 @@ def print_summary(
     if found and not counts["error"]:
         line.append(" (no errors)", style="green")
     for target, n in refusals(reports).items():
-        line.append(f"; {n} not compiled for {target}", style=_STYLES["error"])
+        what = "does not run on" if target.startswith("gpu:") and n == 1 else "do not run on"
+        what = what if target.startswith("gpu:") else "not compiled for"
+        line.append(f"; {n} {what} {target}", style=_STYLES["error"])
     wrapped(console, line)
     if failed:
         console.print("The program failed; the calls up to there are above.", style="bold red")

@@ -102,7 +102,7 @@ def _clear() -> None:
         jax.effects_barrier()
     except Exception as error:
         headline = next((line for line in str(error).splitlines() if "KernelFinding" in line), "see above")
-        print(f"palladion: a call on the simulated TPU had failed ({headline})", file=sys.stderr)
+        print(f"palladion: a call on a simulated machine had failed ({headline})", file=sys.stderr)
 
 
 def _absent(here: Sequence[int], parties: int) -> Finding:
@@ -124,7 +124,7 @@ def mesh_axes(ctx: Any) -> dict[str, int]:
     if automatic:
         raise mistake(
             NotImplementedError,
-            "A kernel on the simulated TPU is called in a shard_map that leaves axes of its mesh automatic: "
+            "A kernel on a simulated machine is called in a shard_map that leaves axes of its mesh automatic: "
             f"{', '.join(map(repr, automatic))}.",
             hint="let jax.shard_map take all axes of the mesh: leave out axis_names",
         )

@@ -326,8 +326,8 @@ class Call:
             params["jaxpr"] = jaxpr
         runs: list[Any] = []
         keep, report.keep = report.keep, runs.append
-        before = signal.signal(signal.SIGALRM, _too_long)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        before = signal.signal(signal.SIGVTALRM, _too_long)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -340,8 +340,8 @@ class Call:
         except (NotImplementedError, ValueError, TypeError, IndexError, RuntimeError, Deadlock) as error:
             return Outcome((*_warned(runs), type(error).__name__), str(error), error=True)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
             report.keep = keep
         found = [f for r in runs for f in r.findings]
         kept = tuple(np.array(x) for device in results for x in device)

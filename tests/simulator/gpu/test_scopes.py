@@ -176,3 +176,24 @@ def test_in_jit_and_on_threads():
     np.testing.assert_array_equal(jax.jit(call)(x) + 0, np.array(x)[::-1])
     batched = jax.vmap(call)(jnp.stack([x, 2 * x]))
     np.testing.assert_array_equal(batched, np.stack([np.array(x)[::-1], 2 * np.array(x)[::-1]]))
+
+
+@pytest.mark.parametrize("races", [True, False])
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_store_to_an_operand(races, condition):
+    """A store that never runs is no mistake (JAX's all-gather has one)."""
+
+    def kernel(n_ref, x_ref, y_ref):
+        @pl.when(n_ref[0] == condition)
+        def _():
+            x_ref[...] = jnp.zeros_like(x_ref)
+
+        y_ref[...] = x_ref[...] + 1
+
+    x = numbers(128)
+    call = plgpu.kernel(kernel, out_shape=x, interpret=params(detect_races=races))
+    if condition:
+        with pytest.raises(ValueError, match=r"stores to refs\[1\]|stores to x_ref"):
+            call(jnp.array([1]), x)
+    else:
+        np.testing.assert_array_equal(call(jnp.array([1]), x), np.array(x) + 1)

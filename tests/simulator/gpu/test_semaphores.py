@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import palladion as pl
 from palladion import mosaic_gpu as plgpu
+from palladion.simulator.gpu.atomics import REDUCTIONS
 from simulator.gpu.calls import SCHEDULES, finding, numbers, params, quiet, warned
 
 X = numbers(4, 128)
@@ -297,3 +298,8 @@ def test_a_multicast_view_is_written_everywhere():
     x = numbers(8, 128)
     got = over_devices(body, x, jax.ShapeDtypeStruct((8, 128), X.dtype))
     np.testing.assert_array_equal(got, np.concatenate([x, x]))
+
+
+@pytest.mark.parametrize("op, wanted", [("inc", [1, 0, 0, 5]), ("dec", [3, 1, 3, 3])])
+def test_counting_reductions(op, wanted):
+    assert REDUCTIONS[op](np.array([0, 2, 7, 4]), np.array([3, 2, 3, 9] if op == "inc" else 3)).tolist() == wanted

@@ -141,7 +141,7 @@ class InterpretGPUParams:
 
     Arguments:
       detect_races: report accesses to memory that nothing orders.
-      on_race: "raise" at the first race, or "warn" and go on.
+      on_race: "raise" at the first access that nothing orders (a race, a missing fence or wait), or "warn" and go on.
       out_of_bounds_reads: "raise", or "uninitialized": read what `uninitialized_memory` says.
       skip_floating_point_ops: replace floating-point results by NaN, to check data movement quickly.
       uninitialized_memory: what memory holds before the first write, "nan" (integers: their lowest value) or

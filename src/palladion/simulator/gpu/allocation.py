@@ -204,6 +204,7 @@ class Scope:
         if self.key not in block.buffers:
             return
         marks, made = block.buffers.pop(self.key)
+        block.left.add(self.key)
         for thread in block.threads:  # what they still read is noted when it is done
             for operation in [*thread.wgmmas, *(read for group in [*thread.groups, thread.open] for read, _ in group)]:
                 if not operation.done:

@@ -28,7 +28,7 @@ from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.chip import BARRIER_SECONDS
 from palladion.simulator.gpu.machine import TENSOR, WARPS, Block, Machine, Thread, location_of
 from palladion.simulator.gpu.table import RULES
-from palladion.simulator.gpu.views import End, predicate
+from palladion.simulator.gpu.views import End, in_block, predicate
 from palladion.simulator.memory import Region
 
 HISTORY = 8  # events that a report shows
@@ -160,7 +160,7 @@ class Barrier:
                 f"{thread.name} waits on {self.label}, on which only some of its warps have waited before: "
                 f"{', '.join(map(str, counts))} times, in the order of warps.",
                 None,
-                "each warp must wait for every completion of a barrier: let all four wait in the warp_map, or the thread",
+                "each warp must wait for every completion of a barrier: all four in the warp_map, or the thread",
                 at=location(eqn),
             )
 
@@ -241,15 +241,33 @@ def partners(block: Block, collective_axes: Sequence[Any]) -> list[Block]:
     return found
 
 
-def arrive_everywhere(barriers: Barriers, region: Region) -> list[Barrier]:
-    """The barriers that an arrival on this one raises: of a cluster barrier, one in each block."""
+def arrive_everywhere(agent: Agent, barriers: Barriers, region: Region, eqn: Any, last: bool) -> list[Barrier]:
+    """The barriers that an arrival on this one raises: of a cluster barrier, one in each block; waits until they exist.
+
+    A block that has left the barrier's scope is left out, and reported; `last`: whether the kernel ends with it.
+    """
     axes = barriers.dtype.collective_axes
     if axes is None:
         return [barriers.one(region)]
     blocks = partners(barriers.block, axes)
     if barriers.dtype.leader_tracked:
         blocks = blocks[:1]
-    return [b.buffers[barriers.key].one(region) for b in blocks]
+    there = []
+    for block in blocks:
+        if barriers.key[:-1] not in block.left:
+            there.append(in_block(agent, barriers, block, eqn).one(region))
+            continue
+        block.machine.found(
+            "barrier-unwaited-completion",
+            f"{agent.name} arrives on {barriers.label} of {block.name}, which has left the scope that it belongs to.",
+            where=location(eqn),
+            when=agent.place.when(),
+            operand=barriers.label,
+            hint="let each block wait for the last arrivals of the others before it leaves: its memory may serve for "
+            "something else by then",
+            warn=last,
+        )
+    return there
 
 
 # --- rules --------------------------------------------------------------------------------------------------------
@@ -257,7 +275,11 @@ def arrive_everywhere(barriers: Barriers, region: Region) -> list[Barrier]:
 def _arrive(compiler: Compiler, eqn: Any) -> Callable:
     given = jax.tree.unflatten(eqn.params["tree"], placeholders(eqn))
     end, condition = End(eqn, given.barrier), predicate(given.predicate)
-    site = compiler.machine.site_of(eqn)
+    setting = compiler.machine
+    site = setting.site_of(eqn)
+
+    def is_last(barriers: Barriers) -> bool:
+        return barriers.key[:2] == ("scoped", id(setting.last))
 
     def arrive(agent: Agent, *operands: Any) -> list:
         thread: Thread = agent.place
@@ -267,7 +289,7 @@ def _arrive(compiler: Compiler, eqn: Any) -> Callable:
             clock = agent.actor.publish() if machine.tracking else None
             agent.time += BARRIER_SECONDS
             machine.log(thread, LoggingMode.BARRIER, f"arrives on {barriers.label}")
-            for barrier in arrive_everywhere(barriers, region):
+            for barrier in arrive_everywhere(agent, barriers, region, eqn, is_last(barriers)):
                 barrier.add(1, clock, agent.time, site)
             machine.engine.pause(agent)
         return []

@@ -9,6 +9,7 @@ dimensions into single elements. What is found is the same as element by element
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from palladion.simulator.clocks import Actor, component_of, epoch_of, stamp
 from palladion.simulator.memory import GIVEN, Conflict, Index, Region, conflict_of, one_stamp
 
 Cells = tuple[slice, ...]
+MANY = 64  # cuts of a dimension, after which they are made in advance
 
 
 class Buffer(memory.Buffer):
@@ -93,21 +95,25 @@ class Buffer(memory.Buffer):
         cuts = self.cuts[axis]
         if low == 0 and high == cuts[-1]:
             return slice(0, len(cuts) - 1)
-        first = bisect.bisect_left(cuts, low)
-        if first == len(cuts) or cuts[first] != low:
-            self._cut(axis, first, low)
-        last = bisect.bisect_left(cuts, high)
-        if last == len(cuts) or cuts[last] != high:
-            self._cut(axis, last, high)
-        return slice(first, last)
+        for where in (low, high):
+            position = bisect.bisect_left(cuts, where)
+            if position == len(cuts) or cuts[position] != where:
+                self._cut(axis, position, where)
+                cuts = self.cuts[axis]
+        return slice(bisect.bisect_left(cuts, low), bisect.bisect_left(cuts, high))
 
     def _cut(self, axis: int, position: int, where: int) -> None:
-        """Cut the cells of a dimension before `where`; both halves keep what the cell had."""
+        """Cut the cells of a dimension before `where`; all parts keep what the cell had."""
         cuts = self.cuts[axis]
-        counts = np.ones(len(cuts) - 1, np.int64)
-        counts[position - 1] = 2
+        if len(cuts) < MANY:
+            self._cut_at(axis, [*cuts[:position], where, *cuts[position:]])
+        else:  # a regular pattern is being cut out, most likely: all of it at once
+            self._cut_at(axis, list(range(0, cuts[-1] + 1, math.gcd(where, *cuts))))
+
+    def _cut_at(self, axis: int, cuts: list[int]) -> None:
+        counts = np.diff(np.searchsorted(cuts, self.cuts[axis]))
         self._spread(lambda stamps: np.repeat(stamps, counts, axis))
-        cuts.insert(position, where)
+        self.cuts[axis] = cuts
 
     def _spread(self, spread: Callable[[np.ndarray], np.ndarray]) -> None:
         self._writes, self._reads = spread(self._writes), spread(self._reads)
@@ -116,11 +122,8 @@ class Buffer(memory.Buffer):
     def _single(self, region: Region) -> Region:
         """Cut everything into single elements."""
         for axis, n in enumerate(self.data.shape):
-            cuts = self.cuts[axis]
-            if len(cuts) != n + 1:
-                counts = np.diff(cuts)
-                self._spread(lambda stamps, c=counts, a=axis: np.repeat(stamps, c, a))
-                self.cuts[axis] = list(range(n + 1))
+            if len(self.cuts[axis]) != n + 1:
+                self._cut_at(axis, list(range(n + 1)))
         return region.before_bitcast()
 
     # --- noting and checking ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.allocation import allocate
 from palladion.simulator.gpu.barriers import Barriers
+from palladion.simulator.gpu.departure import Departures
 from palladion.simulator.gpu.machine import Block, Cluster, Device, Machine, Semaphores, Thread, location_of
 
 THREADS_PER_SM, LANES = 2048, 128
@@ -31,6 +32,7 @@ class Launcher:
     def __init__(self, run: Any) -> None:
         self.run, self.machine = run, run.machine
         machine: Machine = run.machine
+        self.departures = Departures(machine)
         self.refs = [v.aval for v in run.prepared.params["jaxpr"].invars]
         per_sm = min(
             machine.chip.smem_bytes_per_sm // (run.prepared.smem + machine.chip.smem_reserved),
@@ -99,6 +101,7 @@ class Launcher:
             run.prepared.code(agent, [*refs, *scratch])
         self.machine.span(thread, None, self.machine.name, "program", began, agent.time)
         end_of_thread(agent)
+        self.departures.note(agent)
         block.live -= 1
         if not block.live:
             self._end_of_block(block)
@@ -109,8 +112,9 @@ class Launcher:
             if key[0] == "scratch" and isinstance(made, Barriers):
                 made.check_end(engine, None, warn=True)
         for thread in block.threads:
-            if thread.agent.actor is not None:
-                engine.registry.retire(thread.agent.actor)
+            for one in (thread, *(warp for warps in thread.warps.values() for warp in warps)):
+                if one.agent.actor is not None:
+                    engine.registry.retire(one.agent.actor)
         cluster = block.cluster
         cluster.live -= 1
         self.run.progress.tick()
@@ -135,6 +139,7 @@ class Launcher:
         machine = self.machine
         while machine.engine.flying:
             machine.engine.complete(machine.engine.flying[0])
+        self.departures.check()
         for device in machine.devices:
             for made in device.buffers.values():
                 if isinstance(made, Semaphores):
@@ -170,6 +175,7 @@ def end_of_thread(agent: Agent) -> None:
             where=location_of(machine.engine.sites[operation.site]),
             when=thread.when(),
             hint="plgpu.wait_smem_to_gmem(0, wait_read_only=True) at the end, in the thread that started it",
+            warn=machine.params.on_race == "warn",
         )
     products = [operation for issued in thread.products.values() for operation in issued]
     for operations, kind, hint in (

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 import warnings
@@ -44,6 +45,7 @@ WARPS = 4  # of a thread
 # What an earlier access by an operation of some kind makes of a conflict with it.
 _KINDS = {"wgmma": "wgmma-in-flight", "tcgen05": "tmem-in-flight", "tmem": "tmem-in-flight", "copy": "missing-wait",
           "store": "missing-wait"}  # fmt: skip
+_PAST = {"read": "read", "write": "wrote", "free": "freed"}
 _HINTS = {
     "race": "order the two by a barrier (threads of a block), a ClusterBarrier (blocks of a cluster) or a semaphore",
     "missing-wait": "wait for the copy first: barrier_wait on its barrier, or wait_smem_to_gmem in the thread that "
@@ -63,14 +65,19 @@ _TENSOR = (
 
 
 class Who(str):
-    """The name of an operation, with its kind; of a collective one also the ranks of the blocks that `came` to it."""
+    """The name of an operation, with its kind; of a collective one also the ranks of the blocks that `came` to it.
+
+    `number` tells which of two operations was started first.
+    """
 
     kind: str
     came: set[int] | None = None
+    number: int
+    _numbers = itertools.count()
 
     def __new__(cls, name: str, kind: str) -> Who:
         self = super().__new__(cls, name)
-        self.kind = kind
+        self.kind, self.number = kind, next(cls._numbers)
         return self
 
 
@@ -122,7 +129,7 @@ class Block:
       axes: its coordinates along the named axes of the grid and the cluster.
       buffers: its buffers and barriers, by key: the same keys in every block.
       memory: its SMEM and TMEM, as addresses. threads: its threads.
-      meetings: where its threads come together, by key.
+      meetings: where its threads come together, by key. left: scopes that have ended, by key.
       ids: of the program, for kernels with a grid of programs.
       registers: what `set_max_registers` asked for, by thread. tensor_free: from when on its tensor core is idle.
     """
@@ -134,6 +141,7 @@ class Block:
         self.memory = SharedMemory(self)
         self.threads: list[Thread] = []
         self.meetings: dict[Any, Any] = {}
+        self.left: set[Any] = set()
         self.ids: tuple[int, ...] = ()
         self.live = 0
         self.registers: dict[int, int] = {}
@@ -256,6 +264,7 @@ class Machine:
         self.thread_name: str | None = None
         self.num_threads = 1
         self.most_smem = self.most_tmem = 0
+        self.read_only: set[Any] = set()  # keys of operands that are no output's
         if mesh is not None:
             self.grid_axes = dict(zip(mesh.grid_names, mesh.grid))
             self.cluster_axes = dict(zip(mesh.cluster_names, mesh.cluster))
@@ -349,19 +358,24 @@ class Machine:
             kind = "race"  # a collective copy of other blocks, which this one has not come to
         if kind == "race" and view == GENERIC and isinstance(who, Who):
             kind = _KINDS.get(who.kind, kind)
-        if kind == "race" and isinstance(who, Who) and self._is_later(place, actor, stamp):
+        started = isinstance(earlier, Who) and came is None and isinstance(who, Who) and who.number < earlier.number
+        later = started or (kind == "race" and isinstance(who, Who) and self._is_later(place, actor, stamp))
+        if later and isinstance(who, Who):
             kind = _KINDS.get(who.kind, kind)
         hint = _HINTS[kind]
         if view != GENERIC and actor.clock.knows(GENERIC, stamp):
             kind, hint = "missing-fence", _PROXY if view == ASYNC else _TENSOR
         here, there = location_of(eqn), location_of(other)
-        where = here or there if there in (None, here) or here is None else f"{here}; the other access at {there}"
         act = f"{who} {access}s what {earlier} {verb}"
+        if later:  # what was started first is in flight, although its access came last in this run
+            here, there = there, here
+            act = f"{earlier} {'reads' if verb == 'read' else 'writes'} what {who} {_PAST[access]}"
+        where = here or there if there in (None, here) or here is None else f"{here}; the other access at {there}"
         what = {
             "missing-fence": f"Missing fence on {buffer.label}: {act}, in another proxy.",
             "race": f"Race on {buffer.label}: {act}, and nothing orders the two.",
         }.get(kind, f"{buffer.label} is still in use: {act}, which may still be running.")
-        warn = kind == "race" and self.params.on_race == "warn"
+        warn = self.params.on_race == "warn"
         self.found(kind, what, where=where, when=place.when(), operand=buffer.label, hint=hint, warn=warn)
 
     @staticmethod

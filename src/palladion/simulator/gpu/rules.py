@@ -13,13 +13,14 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
+from palladion.errors import explain
 from palladion.language import ops
 from palladion.language.gpu.memory import MemorySpace
 from palladion.language.kernel import get_global_p
 from palladion.language.refs import RefView
 from palladion.simulator import shared_rules
 from palladion.simulator.clocks import Actor
-from palladion.simulator.code import Compiler, placeholders
+from palladion.simulator.code import Compiler, location, placeholders
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.allocation import Scope, allocate_global, is_private
 from palladion.simulator.gpu.history import Buffer
@@ -60,8 +61,25 @@ def note_write(
     thread: Thread, eqn: Any, site: int, buffer: Buffer, region: Region, who: str, actor: Actor, view: int
 ) -> None:
     """Check a write against the buffer's history."""
+    refuse_operand(thread, eqn, buffer, who)
     if buffer.writes is not None and (conflict := buffer.written_by(actor, region, site, view)):
         thread.machine.race(thread, buffer, "write", who, conflict, eqn, actor, view)
+
+
+def refuse_operand(thread: Thread, eqn: Any, buffer: Buffer, who: str) -> None:
+    """A kernel does not write its operands.
+
+    Raises:
+      ValueError: the buffer is one that no output is aliased to.
+    """
+    if buffer.key in thread.machine.read_only:
+        raise ValueError(
+            explain(
+                f"{who} stores to {buffer.label}, an operand of the kernel.",
+                where=location(eqn),
+                hint="write an output; to work in place alias the two (pl.run_state and pl.core_map do)",
+            )
+        )
 
 
 def read(agent: Agent, eqn: Any, site: int, buffer: Buffer, region: Region) -> None:
@@ -117,6 +135,8 @@ def _swap(compiler: Compiler, eqn: Any) -> Callable:
         for each in buffers:
             if tracked:
                 write(agent, eqn, site, each, region)
+            else:
+                refuse_operand(agent.place, eqn, each, agent.name)
             region.put(each.data, new)
         return old
 
@@ -135,6 +155,8 @@ def _addupdate(compiler: Compiler, eqn: Any) -> Callable:
         if tracked:
             read(agent, eqn, site, buffer, region)
             write(agent, eqn, site, buffer, region)
+        else:
+            refuse_operand(agent.place, eqn, buffer, agent.name)
         update(buffer, region, operands[1], np.add)
         return []
 

@@ -21,7 +21,7 @@ from palladion.errors import KernelFinding
 from palladion.language.gpu.params import InterpretGPUParams
 from palladion.language.grid import GridMapping
 from palladion.language.intern import CallKey
-from palladion.simulator import report
+from palladion.simulator import blas, report
 from palladion.simulator.code import Code, Compiler
 from palladion.simulator.engine import Deadlock
 from palladion.simulator.gpu import chip, deadlock, launch, layouts, limits, rooms
@@ -196,7 +196,8 @@ class Run:
         launcher = launch.Launcher(self)
         try:
             launcher.start()
-            machine.engine.run()
+            with blas.one_thread():
+                machine.engine.run()
         except Deadlock as error:
             deadlock.report(machine, error)
         finally:
@@ -233,6 +234,8 @@ class Run:
         for k, m in enumerate(gm.inputs):
             data = args[k].copy() if k in aliased or k in self.prepared.written else _frozen(args[k])
             key = ("input", k)
+            if k not in aliased:
+                machine.read_only.add(key)
             place[key] = Buffer(data, m.origin, m.memory_space, device, key, tracked).given()
         for k, m in enumerate(gm.outputs):
             key = ("output", k)

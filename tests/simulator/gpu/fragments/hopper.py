@@ -53,7 +53,10 @@ def operands_of_every_swizzle(s: Spelling):
     results = []
     for swizzle in (128, 64, 32):
         a, b = ints(20, (64, 64)), ints(21, (64, 128))
-        types = [plgpu.SMEM(x.shape, x.dtype, transforms=mma_transforms(struct(x.shape, x.dtype), (swizzle,))) for x in (a, b)]
+        types = [
+            plgpu.SMEM(x.shape, x.dtype, transforms=mma_transforms(struct(x.shape, x.dtype), (swizzle,)))
+            for x in (a, b)
+        ]
         results.append((product(s, a, b, a_smem=types[0], b_smem=types[1]), f64(a) @ f64(b), 0.0))
     return results
 

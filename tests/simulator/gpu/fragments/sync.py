@@ -401,3 +401,34 @@ def dynamic_scheduling(s: Spelling):
     y, order = kernel()
     e = np.add.outer(np.add.outer(10 * np.arange(3.0), np.arange(4.0)), 100 * np.arange(2.0))
     return [(y, np.repeat(e[..., None], 128, -1), 0.0), (order, np.ones((3, 4)), 0.0)]
+
+
+@fragment("Cluster launch control", "sm_100a", num_sms=2)
+def dynamic_scheduling_in_clusters(s: Spelling):
+    """Both blocks of a cluster take over the same work: they share a tile, and say which cluster did it."""
+
+    @s.kernel(
+        out_shape=struct((7, 2), i32),
+        grid=(7,),
+        grid_names=("g",),
+        cluster=(2,),
+        cluster_names=("x",),
+        scratch_shapes=dict(
+            room=plgpu.SMEM((150 * 1024,), i8),
+            seen=plgpu.SMEM((128,), i32),
+            barrier=plgpu.ClusterBarrier(collective_axes=("x",)),
+        ),
+    )
+    def kernel(y_ref, room, seen, barrier):
+        x = lax.axis_index("x")
+
+        @plgpu.dynamic_scheduling_loop(grid_names=("g",))
+        def body(loop_info):
+            (g,) = loop_info.index
+            seen[...] = jnp.full((128,), g, i32)
+            s.meet(barrier)
+            theirs = plgpu.cluster_ref(seen, {"x": 1 - x})[...]
+            s.meet(barrier)
+            y_ref[g, x] = 10 * theirs[0] + g
+
+    return kernel(), np.repeat(11 * np.arange(7.0)[:, None], 2, 1), 0.0
