@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import itertools
+import linecache
 import pathlib
+import re
 import sys
 import types
 import warnings
@@ -43,7 +46,9 @@ def mended(name: str, *replacements: tuple[str, str]) -> Any:
         source = source.replace(old, new)
     module = types.ModuleType(f"mended_{name}")
     sys.modules[module.__name__] = module  # dataclasses look there
-    exec(compile(source, f"mended_{name}.py", "exec"), vars(module))
+    file = f"mended_{name}.py"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    exec(compile(source, file, "exec"), vars(module))
     return module
 
 
@@ -74,12 +79,13 @@ def grouped(x: Any, w: Any, sizes: Any) -> np.ndarray:
 def grouped_transposed(x: Any, y: Any, sizes: Any) -> np.ndarray:
     """Of each group of rows the product x.T @ y."""
     ends = np.cumsum([0, *sizes])
-    return np.stack([exact(x)[i:j].T @ exact(y)[i:j] for i, j in zip(ends, ends[1:])])
+    return np.stack([exact(x)[i:j].T @ exact(y)[i:j] for i, j in itertools.pairwise(ends)])
 
 
 def attention(q: Any, k: Any, v: Any, causal: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Attention of (batch, length, heads, dimension), and the base-2 logarithm of the sums of its exponentials."""
-    q, (k, v) = exact(q), (np.repeat(exact(x), q.shape[2] // k.shape[2], 2) for x in (k, v))
+    repeats = q.shape[2] // k.shape[2]
+    q, k, v = exact(q), np.repeat(exact(k), repeats, 2), np.repeat(exact(v), repeats, 2)
     scores = np.einsum("bqhc,bkhc->bhqk", q, k)
     if causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
@@ -92,7 +98,7 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False) -> tuple[np.ndarray,
 def attention_gradients(q: Any, k: Any, v: Any, g: Any) -> tuple[np.ndarray, ...]:
     """Of the sum of attention(q, k, v) * g."""
     heads, repeats = k.shape[2], q.shape[2] // k.shape[2]
-    q, g, (k, v) = exact(q), exact(g), (np.repeat(exact(x), repeats, 2) for x in (k, v))
+    q, g, k, v = exact(q), exact(g), np.repeat(exact(k), repeats, 2), np.repeat(exact(v), repeats, 2)
     scores = np.einsum("bqhc,bkhc->bhqk", q, k)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
@@ -147,18 +153,14 @@ def finding(call: Callable[[], Any], kind: str, line: str) -> Any:
         except (KernelFinding, jax.errors.JaxRuntimeError):  # the latter inside jit
             pass
     found = palladion.last_report().findings[-1]
-    assert (found.kind, found.severity) == (kind, "error"), found
+    assert (found.kind, found.level) == (kind, "error"), found
     assert line in _lines(found.where), found
     return found
 
 
 def _lines(where: str | None) -> str:
     """The text of the lines that a finding names, with those that the same statement goes on on."""
-    import re
-
     texts = []
     for file, number in re.findall(r"([^ ;]+\.py):(\d+)", where or ""):
-        path = pathlib.Path(file)
-        if path.exists():
-            texts += path.read_text().splitlines()[int(number) - 1 : int(number) + 5]
-    return "\n".join(texts)
+        texts += linecache.getlines(file)[int(number) - 1 : int(number) + 5]
+    return "".join(texts)

@@ -98,6 +98,16 @@ def test_the_tutorial_counts_where_shared_is_there(checkout, last_line, verdict)
 
 
 @pytest.mark.parametrize(("status", "verdict"), [(0, "passed"), (1, "FAILED")])
+def test_the_mosaic_gpu_sample_counts_where_shared_is_there(checkout, status, verdict):
+    shared = checkout.parent / "shared" / "conformance"
+    executable(shared / "run_tutorial.py", f"print('tutorial: {TARGET} of 61 cells pass')\n")
+    executable(shared / "mgpu_sample.py", f"raise SystemExit({status})\n")
+    run = dev(checkout, "test")
+    assert verdicts(run.stdout)["Mosaic GPU sample"] == verdict, run.stdout
+    assert (run.returncode == 0) == (verdict == "passed")
+
+
+@pytest.mark.parametrize(("status", "verdict"), [(0, "passed"), (1, "FAILED")])
 def test_copied_code_counts_where_shared_is_there(checkout, status, verdict):
     executable(checkout.parent / "shared" / "tools" / "own_code.py", f"raise SystemExit({status})\n")
     run = dev(checkout, "test")

@@ -13,6 +13,7 @@ be, meant for; "warning" is wrong on a target that the call does not name; "note
 | triton_shapes | illegal-shape | block dimensions are powers of two in Triton | tutorial 6.2 |
 | overflow | vmem-overflow, smem-overflow | buffers fit on the chip | tutorial 6.3 |
 | unchecked | not-checked | (says what could not be looked at) | |
+| gpu_advice.advice | performance | (what costs time in a Mosaic GPU kernel) | see there |
 
 What a TPU and Triton refuse beyond the tutorial's words (squeezed dimensions count as 1, bool as 32 bits in the rule
 for one dimension, operands left in HBM are not cut into blocks) was measured by lowering with JAX 0.12.0.1.
@@ -29,7 +30,7 @@ from palladion.errors import Finding
 from palladion.language.dtypes import element_bits
 from palladion.language.grid import BlockMapping
 from palladion.language.index_maps import MAX_POINTS, reads_prefetch
-from palladion.report import access
+from palladion.report import access, gpu_advice
 from palladion.report.analysis import Analysis
 from palladion.report.calls import MAX_VALUES, short_type
 from palladion.report.footprint import block_shape
@@ -326,4 +327,5 @@ CHECKS: tuple[Callable[[Analysis], Iterator[Finding]], ...] = (
     triton_shapes,
     overflow,
     unchecked,
+    gpu_advice.advice,
 )

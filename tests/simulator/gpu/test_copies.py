@@ -410,3 +410,22 @@ def test_a_store_of_what_nobody_wrote(schedule):
         plgpu.wait_smem_to_gmem(0)
 
     finding(kernel(body, schedule=schedule), "uninitialized-read", "smem")
+
+
+@schedules
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_scope_does_not_end_before_its_copies(schedule, waits):
+    def body(x, y):
+        @functools.partial(pl.run_scoped, smem=SMEM)
+        def _(smem):
+            plgpu.copy_gmem_to_smem(x, smem)
+            if waits:
+                plgpu.wait_gmem_to_smem(0)
+
+        y[...] = x[...]
+
+    call = kernel(body, scratch=(), schedule=schedule)
+    if waits:
+        np.testing.assert_array_equal(quiet(call), X)
+    else:
+        finding(call, "missing-wait", "smem")

@@ -266,27 +266,29 @@ def test_an_index_that_is_repeated_counts_twice(schedule):
 @schedules
 @pytest.mark.parametrize("waits", [True, False])
 def test_multimem(schedule, waits):
-    def body(me, x, y, z, sem):
+    def body(me, x, y, z, sem, done):
         y[pl.ds(me * 2, 2)] = x[pl.ds(0, 2)]
         plgpu.multimem_store(x[pl.ds(2, 2)], y.at[pl.ds(4 + me * 2, 2)], "d")
         plgpu.semaphore_signal_multicast(sem, collective_axes="d")
         if waits:
             pl.semaphore_wait(sem, 2)
         z[...] = plgpu.multimem_load_reduce(y.at[pl.ds(4, 4)], collective_axes="d", reduction_op="add")
+        plgpu.semaphore_signal_multicast(done, collective_axes="d")
+        pl.semaphore_wait(done, 2)
         if not waits:
             pl.semaphore_wait(sem, 2)
 
     x = numbers(8, 128)
     out = (jax.ShapeDtypeStruct((8, 128), X.dtype), X)
     if waits:
-        y, z = map(np.asarray, over_devices(body, x, out, schedule=schedule))
+        y, z = map(np.asarray, over_devices(body, x, out, [SEM, SEM], schedule))
         both = np.concatenate([x[2:4], x[6:8]])
         np.testing.assert_array_equal(y[4:8], both)
         np.testing.assert_array_equal(y[12:], both)
         np.testing.assert_array_equal(z, np.concatenate([both, both]) * 2)
     else:
         with pytest.raises(Exception, match=r"race|uninitialized-read"):
-            jax.block_until_ready(over_devices(body, x, out, schedule=schedule))
+            jax.block_until_ready(over_devices(body, x, out, [SEM, SEM], schedule))
 
 
 def test_a_multicast_view_is_written_everywhere():

@@ -1,10 +1,8 @@
-"""tcgen05 and TMEM on the simulated Blackwell GPU: numbers, and each rule, broken and kept."""
+"""tcgen05 and TMEM on the simulated Blackwell GPU: each rule, broken and kept."""
 
 import itertools
-import warnings
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,198 +10,8 @@ from jax import lax
 
 import palladion as pl
 from palladion import mosaic_gpu as plgpu
-from palladion.errors import KernelFinding, PalladionWarning
-
-M, N, K = 128, 64, 64
-SCHEDULES = [None, "eager", 1, 2]
-TC = plgpu.Barrier(orders_tensor_core=True)
-
-
-def operands(dtype=jnp.float16, m=M, n=N, k=K, seed=0):
-    """Small integers, exact in every dtype here."""
-    draw = np.random.default_rng(seed).integers
-    a, b = draw(-2, 3, (m, k)), draw(-2, 3, (k, n))
-    return jnp.asarray(a, dtype), jnp.asarray(b, dtype), a @ b
-
-
-def run(body, *args, shape=(M, N), out=jnp.float32, schedule=None, scratch=None, mesh=None, warns=False, **params):
-    """A kernel on arrays in GMEM; `scratch`: types of its further arguments, by name. Without `warns`, no warning."""
-    made = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(shape, out),
-        scratch_types=scratch or {},
-        interpret=plgpu.InterpretGPUParams(detect_races=True, schedule=schedule, **params),
-        **(mesh or {}),
-    )
-    with warnings.catch_warnings():
-        if not warns:
-            warnings.simplefilter("error", PalladionWarning)
-        return np.asarray(made(*args))
-
-
-def found(body, *args, **params):
-    with pytest.raises(KernelFinding) as caught:
-        run(body, *args, **params)
-    return caught.value.finding
-
-
-def fill(a, b, a_s, b_s):
-    a_s[...], b_s[...] = a[...], b[...]
-    plgpu.commit_smem()
-
-
-def buffers(a, b, acc=jnp.float32, n=N):
-    packed = None if jnp.dtype(acc).itemsize == 4 else False
-    return dict(
-        a_s=plgpu.SMEM(a.shape, a.dtype),
-        b_s=plgpu.SMEM(b.shape, b.dtype),
-        acc=plgpu.TMEM((M, n), acc, packed=packed),
-        bar=TC,
-    )
-
-
-def load(acc):
-    value = plgpu.async_load_tmem(acc)
-    plgpu.wait_load_tmem()
-    return value
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("accumulate", [True, False])
-def test_two_products_and_a_commit(schedule, accumulate):
-    a, b, wanted = operands()
-
-    def body(a, b, o, a_s, b_s, acc, bar):
-        fill(a, b, a_s, b_s)
-        plgpu.tcgen05_mma(acc, a_s, b_s, accumulate=False)
-        plgpu.tcgen05_mma(acc, a_s, b_s, accumulate=jnp.bool_(accumulate))
-        plgpu.tcgen05_commit_arrive(bar)
-        plgpu.barrier_wait(bar)
-        o[...] = load(acc)
-
-    got = run(body, a, b, scratch=buffers(a, b), schedule=schedule)
-    np.testing.assert_array_equal(got, wanted * (2 if accumulate else 1))
-
-
-@pytest.mark.parametrize(
-    "dtype, out",
-    [(jnp.bfloat16, jnp.float32), (jnp.float8_e5m2, jnp.float32), (jnp.float8_e4m3fn, jnp.float32),
-     (jnp.int8, jnp.int32), (jnp.float16, jnp.float16)],
-)  # fmt: skip
-def test_a_product_of_each_dtype(dtype, out):
-    a, b, wanted = operands(dtype)
-
-    def body(a, b, o, a_s, b_s, acc, bar):
-        fill(a, b, a_s, b_s)
-        plgpu.tcgen05_mma(acc, a_s, plgpu.transpose_ref(b_s, (1, 0)), bar, accumulate=False)
-        plgpu.barrier_wait(bar)
-        o[...] = load(acc)
-
-    got = run(body, a, b.T, scratch=buffers(a, b.T, out), out=out)
-    np.testing.assert_array_equal(got.astype(np.float64), wanted)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_in_tensor_memory(schedule):
-    a, b, wanted = operands()
-
-    def body(a, b, o, a_s, b_s, acc, bar, a_t):
-        fill(a, b, a_s, b_s)
-        plgpu.async_store_tmem(a_t, a_s[...])
-        plgpu.commit_tmem()
-        plgpu.tcgen05_mma(acc, a_t, b_s, bar, accumulate=False)
-        plgpu.barrier_wait(bar)
-        o[...] = load(acc)
-
-    scratch = buffers(a, b) | dict(a_t=plgpu.TMEM((M, K), jnp.float16, packed=True))
-    np.testing.assert_array_equal(run(body, a, b, scratch=scratch, schedule=schedule), wanted)
-
-
-def smem_scales(scales):
-    """(R, C) scales as `async_copy_scales_to_tmem` wants them: row 32 * i + j, column c at [j, 4 * i + c]."""
-    rows, columns = scales.shape
-    parts = scales.reshape(rows // 128, 4, 32, columns // 4, 4).transpose(0, 3, 2, 1, 4)
-    return parts.reshape(rows // 128, columns // 4, 32, 16)
-
-
-@pytest.mark.parametrize("copied", [True, False])
-def test_block_scaled_operands(copied):
-    k, n = 128, 128
-    a, b, _ = operands(jnp.float8_e4m3fn, n=n, k=k)
-    draw = np.random.default_rng(1).integers
-    a_scale, b_scale = (2.0 ** draw(-2, 3, (128, k // 32)) for _ in range(2))
-    wide = [np.asarray(x, np.float64) for x in (a, b)]
-    wanted = (wide[0] * np.repeat(a_scale, 32, 1)) @ (wide[1] * np.repeat(b_scale.T, 32, 0))
-
-    def body(a, b, sa, sb, o, a_s, b_s, acc, bar, sa_s, sb_s, sa_t, sb_t):
-        fill(a, b, a_s, b_s)
-        sa_s[...], sb_s[...] = sa[...], sb[...]
-        plgpu.commit_smem()
-        plgpu.async_copy_scales_to_tmem(sa_s, sa_t)
-        if copied:
-            plgpu.async_copy_scales_to_tmem(sb_s, sb_t)
-        b_t = plgpu.transpose_ref(b_s, (1, 0))
-        plgpu.tcgen05_mma(acc, a_s, b_t, bar, a_scale=sa_t, b_scale=sb_t, accumulate=False)
-        plgpu.barrier_wait(bar)
-        o[...] = load(acc)
-
-    e8 = jnp.float8_e8m0fnu
-    scales = [jnp.asarray(smem_scales(s), e8) for s in (a_scale, b_scale)]
-    tmem = plgpu.TMEM((128, k // 32), e8, layout=plgpu.TMEMLayout.SCALES_LAYOUT)
-    scratch = buffers(a, b.T, n=n) | dict(
-        sa_s=plgpu.SMEM(scales[0].shape, e8), sb_s=plgpu.SMEM(scales[1].shape, e8), sa_t=tmem, sb_t=tmem
-    )
-    how: Any = dict(scratch=scratch, shape=(M, n), uninitialized_reads="raise")
-    if copied:
-        np.testing.assert_array_equal(run(body, a, b.T, *scales, **how), wanted)
-    else:
-        finding = found(body, a, b.T, *scales, **how)
-        assert finding.kind == "uninitialized-read" and "sb_t" in finding.message
-
-
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.int8])
-def test_a_sparse_operand(dtype):
-    k, out = 256, jnp.int32 if dtype == jnp.int8 else jnp.float32
-    rng = np.random.default_rng(3)
-    places = np.stack([np.sort(rng.choice(4, 2, replace=False)) for _ in range(M * k // 4)]).reshape(M, k // 4, 2)
-    a, b, _ = operands(dtype, k=k)
-    half = np.asarray(rng.integers(-2, 3, (M, k // 2)), dtype)
-    full = np.zeros((M, k // 4, 4))
-    np.put_along_axis(full, places, half.reshape(M, k // 4, 2).astype(np.float64), 2)
-    wanted = full.reshape(M, k) @ np.asarray(b, np.float64)
-    meta = plgpu.format_tcgen05_sparse_metadata(jnp.asarray(places, jnp.uint2), dtype)
-
-    def body(a, b, meta, o, a_s, b_s, acc, bar, m_s, m_t):
-        fill(a, b, a_s, b_s)
-        m_s[...] = meta[...]
-        plgpu.commit_smem()
-        plgpu.async_copy_sparse_metadata_to_tmem(m_s, m_t)
-        b_t = plgpu.transpose_ref(b_s, (1, 0))
-        plgpu.tcgen05_mma(acc, a_s, b_t, bar, a_sparse_metadata=m_t, accumulate=False)
-        plgpu.barrier_wait(bar)
-        o[...] = load(acc)
-
-    layout = plgpu.TMEMLayout.SPARSE_METADATA_LAYOUT
-    scratch = buffers(half, b.T, out) | dict(
-        m_s=plgpu.SMEM(meta.shape, jnp.uint2), m_t=plgpu.TMEM((M, k // 2), jnp.uint2, layout=layout)
-    )
-    got = run(body, jnp.asarray(half), b.T, meta, scratch=scratch, out=out)
-    np.testing.assert_array_equal(got, wanted)
-
-
-def test_a_load_with_a_reduction():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(M, N)), jnp.float32)
-
-    def body(x, o, acc):
-        plgpu.async_store_tmem(acc, x[...])
-        plgpu.commit_tmem()
-        value, most = plgpu.async_load_tmem(acc, reduce="absmax")
-        plgpu.wait_load_tmem()
-        o[...] = value + lax.broadcast_in_dim(most, (M, N), (0,))
-
-    got = run(body, x, scratch=dict(acc=plgpu.TMEM((M, N), jnp.float32)))
-    np.testing.assert_array_equal(got, np.asarray(x) + np.abs(x).max(1)[:, None])
+from palladion.errors import PalladionWarning
+from simulator.gpu.tensor_calls import SCHEDULES, TC, K, M, N, buffers, fill, found, load, operands, run
 
 
 # --- rules of one thread ------------------------------------------------------------------------------------------
@@ -449,19 +257,19 @@ def collective(leader=0, wait=True):
             plgpu.barrier_arrive(cluster)
             plgpu.barrier_wait(cluster)
 
-        def product():
+        def product(k):
             @pl.when(x == leader)
             def _mma():
-                plgpu.tcgen05_mma(acc, a_s, b_s, bar, accumulate=False, collective_axis="x")
+                plgpu.tcgen05_mma(acc, a_s, b_s, bar.at[k], accumulate=False, collective_axis="x")
 
         together()
-        product()
-        plgpu.barrier_wait(bar)
+        product(0)
+        plgpu.barrier_wait(bar.at[0])
         o[pl.ds(x * M, M)] = load(acc)
         if wait:
             together()
-        product()
-        plgpu.barrier_wait(bar)
+        product(1)
+        plgpu.barrier_wait(bar.at[1])
         o[pl.ds(x * M, M)] = load(acc)
 
     return body
@@ -472,7 +280,8 @@ def test_collective_products(schedule):
     a, b, wanted = operands(m=2 * M, n=2 * N)
     scratch = dict(
         a_s=plgpu.SMEM((M, K), jnp.float16), b_s=plgpu.SMEM((K, N), jnp.float16),
-        acc=plgpu.TMEM((M, 2 * N), jnp.float32, collective=True), bar=TC,
+        acc=plgpu.TMEM((M, 2 * N), jnp.float32, collective=True),
+        bar=plgpu.Barrier(num_barriers=2, orders_tensor_core=True),
         cluster=plgpu.ClusterBarrier(collective_axes=("x",), orders_tensor_core=True),
     )  # fmt: skip
     mesh = dict(cluster=(2,), cluster_names=("x",))
@@ -481,9 +290,68 @@ def test_collective_products(schedule):
     finding = found(collective(leader=1), a, b, **how)
     assert finding.kind == "collective-mismatch" and "first of the two blocks" in finding.message
     finding = found(collective(wait=False), a, b, **how)
-    assert finding.kind in ("race", "tmem-in-flight", "barrier-double-completion"), finding
+    assert finding.kind == "tmem-in-flight" and "acc" in finding.message
 
 
+# --- warps --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("warp", [1, 2])
+def test_what_a_warp_issues_is_in_order_also_in_the_next_warp_map(schedule, warp):
+    """Another warp's products are in no order with it."""
+    a, b, wanted = operands()
+
+    def body(a, b, o, a_s, b_s, acc, bar):
+        fill(a, b, a_s, b_s)
+
+        def issue(number, *, accumulate):
+            @plgpu.warp_map
+            def _warps(w):
+                @pl.when(w == number)
+                def _mma():
+                    plgpu.tcgen05_mma(acc, a_s, b_s, bar if accumulate else None, accumulate=accumulate)
+
+        issue(1, accumulate=False)
+        issue(warp, accumulate=True)
+        plgpu.barrier_wait(bar)
+        o[...] = load(acc)
+
+    if warp == 1:
+        got = run(body, a, b, scratch=buffers(a, b), schedule=schedule)
+        np.testing.assert_array_equal(got, 2 * wanted)
+    else:
+        finding = found(body, a, b, scratch=buffers(a, b), schedule=schedule)
+        assert finding.kind == "tmem-in-flight" and "warp 2" in finding.message and "warp 1" in finding.message
+
+
+# --- copies -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("late", [0, 1, None])
+def test_a_product_comes_after_the_copy_of_its_operand(schedule, late):
+    """In whichever round the wait comes too late, and under each schedule, it is the copy that is in flight."""
+    a, b, wanted = operands()
+
+    def body(a, b, o, a_s, b_s, acc, bar, copied):
+        b_s[...] = b[...]
+        plgpu.commit_smem()
+        for k in range(2):
+            plgpu.copy_gmem_to_smem(a, a_s, copied)
+            if k != late:
+                plgpu.barrier_wait(copied)
+            plgpu.tcgen05_mma(acc, a_s, b_s, bar, accumulate=k > 0)
+            plgpu.barrier_wait(bar)
+            if k == late:
+                plgpu.barrier_wait(copied)
+        o[...] = load(acc)
+
+    scratch = buffers(a, b) | dict(copied=plgpu.Barrier())
+    if late is None:
+        np.testing.assert_array_equal(run(body, a, b, scratch=scratch, schedule=schedule), 2 * wanted)
+    else:
+        finding = found(body, a, b, scratch=scratch, schedule=schedule)
+        assert finding.kind == "missing-wait" and "tcgen05_mma of the block reads" in finding.message
+
+
+# --- time ---------------------------------------------------------------------------------------------------------
 def test_products_queue_in_simulated_time():
     a, b, _ = operands()
 

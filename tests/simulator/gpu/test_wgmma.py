@@ -234,6 +234,36 @@ def test_an_accumulator_is_read_when_its_product_is_done(schedule, wait_n):
         assert finding.kind == "wgmma-in-flight" and finding.operand == "scoped buffer 0"
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("late", [0, 1, None])
+def test_a_product_comes_after_the_copy_of_its_operand(schedule, late):
+    """In whichever round the wait comes too late, and under each schedule, it is the copy that is in flight."""
+    a, b, wanted = operands()
+
+    def kernel(a, b, o, a_s, b_s):
+        b_s[...] = b[...]
+        plgpu.commit_smem()
+
+        def scope(acc, copied):
+            for k in range(2):
+                plgpu.copy_gmem_to_smem(a, a_s, copied)
+                if k != late:
+                    plgpu.barrier_wait(copied)
+                plgpu.wgmma(acc, a_s, b_s)
+                plgpu.wgmma_wait(0)
+                if k == late:
+                    plgpu.barrier_wait(copied)
+            return acc[...]
+
+        o[...] = pl.run_scoped(scope, plgpu.ACC((M, N)), plgpu.Barrier())
+
+    if late is None:
+        np.testing.assert_array_equal(run(kernel, a, b, schedule=schedule), 2 * wanted)
+    else:
+        finding = found(kernel, a, b, schedule=schedule)
+        assert finding.kind == "missing-wait" and "wgmma of the block reads" in finding.message
+
+
 def test_an_accumulator_may_be_read_while_a_product_on_another_runs():
     a, b, wanted = operands()
 

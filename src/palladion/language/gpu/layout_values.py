@@ -101,26 +101,13 @@ class Layout(enum.Enum):
     `plgpu.mma`.
     """
 
-    WGMMA = enum.auto()
-    WGMMA_8BIT = enum.auto()
-    WGMMA_UPCAST_2X = enum.auto()
-    WGMMA_UPCAST_4X = enum.auto()
-    WGMMA_TRANSPOSED = enum.auto()
-    WG_SPLAT = enum.auto()
-    WG_STRIDED = enum.auto()
-    TILED = enum.auto()
-    TCGEN05 = enum.auto()
-    TCGEN05_TRANSPOSED = enum.auto()
-    TCGEN05_M64_COLLECTIVE = enum.auto()
-    TCGEN05_TMEM_NATIVE = enum.auto()
-    TCGEN05_M64_COLLECTIVE_NATIVE = enum.auto()
-    SMEM_GMEM_COPY = enum.auto()
-    TMA_INDICES = enum.auto()
-    TMA_INDICES_4 = enum.auto()
-    _WGMMA_ACC_32BIT = enum.auto()
-    MMA_LHS = enum.auto()
-    MMA_RHS = enum.auto()
-    MMA_ACC = enum.auto()
+    WGMMA, WGMMA_8BIT, WGMMA_UPCAST_2X = 1, 2, 3
+    WGMMA_UPCAST_4X, WGMMA_TRANSPOSED, WG_SPLAT = 4, 5, 6
+    WG_STRIDED, TILED, TCGEN05 = 7, 8, 9
+    TCGEN05_TRANSPOSED, TCGEN05_M64_COLLECTIVE, TCGEN05_TMEM_NATIVE = 10, 11, 12
+    TCGEN05_M64_COLLECTIVE_NATIVE, SMEM_GMEM_COPY, TMA_INDICES = 13, 14, 15
+    TMA_INDICES_4, _WGMMA_ACC_32BIT, MMA_LHS = 16, 17, 18
+    MMA_RHS, MMA_ACC = 19, 20
     TMA_GATHER_INDICES = TMA_INDICES  # the Mosaic GPU reference's name
 
     def __call__(self, *args: Any, **kwargs: Any) -> ParameterizedLayout:
@@ -140,10 +127,8 @@ class TMEMLayout(enum.Enum):
     `SCALES_M64_COLLECTIVE_LAYOUT`: its scales.
     """
 
-    SCALES_LAYOUT = enum.auto()
-    SPARSE_METADATA_LAYOUT = enum.auto()
-    M64_COLLECTIVE_LAYOUT = enum.auto()
-    SCALES_M64_COLLECTIVE_LAYOUT = enum.auto()
+    SCALES_LAYOUT, SPARSE_METADATA_LAYOUT, M64_COLLECTIVE_LAYOUT = 1, 2, 3
+    SCALES_M64_COLLECTIVE_LAYOUT = 4
 
     def __call__(self, *args: Any, **kwargs: Any) -> ParameterizedLayout:
         """The layout with parameters."""

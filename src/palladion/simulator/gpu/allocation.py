@@ -206,7 +206,8 @@ class Scope:
         marks, made = block.buffers.pop(self.key)
         block.left.add(self.key)
         for thread in block.threads:  # what they still read is noted when it is done
-            for operation in [*thread.wgmmas, *(read for group in [*thread.groups, thread.open] for read, _ in group)]:
+            reads = [read for group in [*thread.groups, thread.open] for read, _ in group]
+            for operation in [*thread.wgmmas, *thread.fetches, *reads]:
                 if not operation.done:
                     machine.engine.complete(operation)
         for k, pair in enumerate(made):

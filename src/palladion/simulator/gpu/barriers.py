@@ -113,13 +113,14 @@ class Barrier:
                 if unordered and not late
                 else f"and nobody has waited for the {_th(n)}."
             )
-            copies = " Several copies on one barrier need num_arrivals=…" if self.coming else ""
+            copied = self.coming or "copy" in self._what(where)
+            copies = "; several copies that one wait is for need a Barrier(num_arrivals=…)" if copied else ""
             self._found(
                 "barrier-double-completion",
                 first,
                 where,
                 "wait for each completion before the barrier can complete again: let the waiting thread arrive on a "
-                f"second barrier that the arriving one waits for.{copies}",
+                f"second barrier that the arriving one waits for{copies}",
             )
 
     def _knows_wait(self, observer: Any) -> bool:
@@ -177,10 +178,10 @@ class Barrier:
         self._found(
             "barrier-unwaited-completion",
             f"{self.label} completed {_times(self.completed)}, and {who}.",
-            None,
+            self.last_signal,
             "as many waits as completions, by every thread that waits on it: wait for the last ones, too, before the "
             "barrier's memory is used for something else",
-            at=where,
+            at="; the last arrival at ".join(filter(None, [where, self._line(self.last_signal)])) or None,
             warn=warn,
         )
 
@@ -191,6 +192,11 @@ class Barrier:
             kind, message, where=where, when="; ".join([self.array.block.name, *self.history[-HISTORY:]]), hint=hint,
             operand=self.array.label, warn=warn,
         )  # fmt: skip
+
+    def _what(self, site: Any) -> str:
+        sites = self.array.block.machine.engine.sites
+        eqn = sites[site] if isinstance(site, int) and site < len(sites) else None
+        return str(getattr(eqn, "primitive", ""))
 
     def _line(self, site: Any) -> str | None:
         sites = self.array.block.machine.engine.sites

@@ -11,6 +11,8 @@ import numpy as np
 
 from palladion import jaxlink
 from palladion.errors import count_of
+from palladion.language.dtypes import SemaphoreDType
+from palladion.language.gpu.refs import BarrierDType
 from palladion.language.gpu.views import ClusterRef, MulticastRef, PeerMemRef, split_view
 from palladion.simulator import shared_rules
 from palladion.simulator.code import View, location
@@ -19,6 +21,7 @@ from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import Block, Device, Thread
 from palladion.simulator.memory import Region
 
+HINT_OF_COUNTERS = "an index counts from 0 to the number of barriers or semaphores, less one: lax.rem(i, number)"
 HINT = "the hardware reads and writes whatever lies there; keep indices inside, or let a TMA copy fill what is outside"
 
 
@@ -35,10 +38,13 @@ class End:
         self.aval = eqn.invars[self.k].aval
         self.where, transforms = split_view(ref_view)
         self.view = View(transforms)
+        self.chosen = isinstance(self.aval.dtype, (BarrierDType, SemaphoreDType)) and self.view.fixed is None
 
     def of(self, agent: Agent, operands: Sequence[Any]) -> Any:
-        """The buffer, semaphores or barriers that are meant."""
+        """The buffer, semaphores or barriers that are meant; of the latter, checked that the index names one."""
         thing = operands[self.k]
+        if self.chosen:
+            shared_rules.check_bounds(agent, self.eqn, self.view, operands, thing, "index", HINT_OF_COUNTERS)
         for transform in self.where:
             thing = _moved(agent, thing, transform, operands, self.eqn)
         return thing

@@ -7,6 +7,7 @@ from .devices import DEVICES
 from .hopper import HOPPER_MATMULS
 from .hopper_threads import THREADED_MATMULS
 from .irregular import IRREGULAR
+from .shared_work import SHARED_WORK
 
 CORPUS: dict[str, Case] = {
     **HOPPER_MATMULS,
@@ -14,6 +15,7 @@ CORPUS: dict[str, Case] = {
     **BLACKWELL_MATMULS,
     **ATTENTION,
     **IRREGULAR,
+    **SHARED_WORK,
     **DEVICES,
 }
 

@@ -1,0 +1,6 @@
+"""Every Note, Warning and "must" of the Mosaic GPU reference, as programs that break it and twins that do not."""
+
+from . import barriers, clusters, copies
+from .registry import RULES, Program, Rule
+
+__all__ = ["RULES", "Program", "Rule", "barriers", "clusters", "copies"]
