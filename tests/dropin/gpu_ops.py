@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -26,6 +27,9 @@ from palladion import mosaic_gpu as plgpu
 from palladion.errors import KernelFinding, PalladionWarning
 
 F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
+M, N = 0, 1  # of MatmulDimension
+LEFT_OVER = "barrier-unwaited-completion"  # the warning of all that end with barriers that nobody waits on any more
+SCHEDULES = ["eager", 1, pytest.param(2, marks=pytest.mark.slow)]
 # Roundings of the result, relative to its largest element.
 TOLERANCE = {jnp.dtype(F16): 1e-3, jnp.dtype(BF16): 8e-3, jnp.dtype(F32): 1e-6}
 
@@ -50,6 +54,15 @@ def mended(name: str, *replacements: tuple[str, str]) -> Any:
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     exec(compile(source, file, "exec"), vars(module))
     return module
+
+
+def tuning(module: Any, wg: int = N, cluster: int | None = None, minor: int = N, **sizes: Any) -> Any:
+    """A `TuningConfig` of the Hopper matmuls: small tiles, unless told otherwise."""
+    dim = module.MatmulDimension
+    return module.TuningConfig(
+        **(dict(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2) | sizes), wg_dimension=dim(wg),
+        cluster_dimension=None if cluster is None else dim(cluster), grid_minor_dim=dim(minor),
+    )  # fmt: skip
 
 
 # --- inputs and results -----------------------------------------------------------------------------------------------

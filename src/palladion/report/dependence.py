@@ -1,8 +1,8 @@
 """What the values of a kernel depend on: the axes of its mesh, and the loops around them.
 
-A forward walk over a jaxpr and the jaxprs in it. Each value has a set: the names of the axes whose `lax.axis_index` it
-was computed from, and the loops (their equations) whose round it varies with. Stores and loads are not followed: what is
-read from memory depends on the indices that it was read with, and on nothing else.
+A forward walk over a jaxpr and the jaxprs in it. Each value has a set: the names of the axes whose `lax.axis_index`
+it was computed from, and the loops (their equations) whose round it varies with. Stores and loads are not followed:
+what is read from memory depends on the indices that it was read with, and on nothing else.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 |---|---|---|
 | small_products | `tcgen05_mma` of one block with M = 64 or N < 128 | reference, "Blackwell (tcgen05)" |
 | narrow_swizzles | a swizzle below 128 bytes on rows that 128 bytes divide | reference, "Memory spaces of A and B" |
-| scattered_stores | an array as the tensor core leaves it, stored straight to GMEM | PTX ISA, fragments of wgmma and tcgen05.ld |
-| unshared_operands | rows of a grid that each read an operand larger than the L2 cache | reference, "Using the L2 cache" |
+| scattered_stores | an array as the tensor core leaves it, stored straight to GMEM | PTX ISA, fragments of wgmma |
+| unshared_operands | rows of a grid that each read more than the L2 cache holds | reference, "Using the L2 cache" |
 | idle_commits | `commit_smem` in a loop of a lone thread that touches no memory by hand | reference, "commit_smem" |
-| early_waits | a wait for the wgmma just issued, where buffers would let the next one start | reference, "Hopper (wgmma)" |
+| early_waits | a wait for each wgmma of a loop that has buffers to go on | reference, "Hopper (wgmma)" |
 
 Nothing is said of `wgmma` with M = 64: that is what one instruction of a warpgroup does. Where a rule might not hold
 there is no note: nothing here runs the kernel.
@@ -93,8 +93,8 @@ def narrow_swizzles(a: Analysis) -> Iterator[Finding]:
             name = ref.label.partition(" (")[0]
             elements = 128 // jnp.dtype(ref.dtype).itemsize
             message = (
-                f"{name} has a swizzle of {swizzles[0]} bytes, and its rows of {row:,} bytes allow 128, with which copies "
-                f"are faster: TilingTransform((8, {elements})), SwizzleTransform(128)."
+                f"{name} has a swizzle of {swizzles[0]} bytes, and its rows of {row:,} bytes allow 128, with which "
+                f"copies are faster: TilingTransform((8, {elements})), SwizzleTransform(128)."
             )
             yield Finding(KIND, "note", message, where=where, operand=ref.label)
 
@@ -136,9 +136,9 @@ def scattered_stores(a: Analysis) -> Iterator[Finding]:
             ref = eqn.invars[0].aval
             yield _note(
                 eqn,
-                f"{ref.label.partition(' (')[0]} is written straight from the tensor core's layout ({layouts[0]}): each "
-                "instruction of a warp writes small pieces of many rows. Through SMEM (commit_smem, copy_smem_to_gmem) "
-                "whole rows are written.",
+                f"{ref.label.partition(' (')[0]} is written straight from the tensor core's layout ({layouts[0]}): "
+                "each instruction of a warp writes small pieces of many rows. Through SMEM (commit_smem, "
+                "copy_smem_to_gmem) whole rows are written.",
                 ref.label,
             )
 
@@ -173,9 +173,9 @@ def unshared_operands(a: Analysis) -> Iterator[Finding]:
             yield _note(
                 eqn,
                 f"The blocks of each row of the grid read all of {name} ({bytes_text(size)}, more than the L2 cache's "
-                f"{bytes_text(L2_BYTES[arch])}) and one piece of {other}: the next row finds nothing in the cache. A grid "
-                f"(m // mt, n, mt), with row program_id(0) * mt + program_id(2), or plgpu.planar_snake in a persistent "
-                "kernel, lets blocks that run together share both.",
+                f"{bytes_text(L2_BYTES[arch])}) and one piece of {other}: the next row finds nothing in the cache. A "
+                "grid (m // mt, n, mt), with row program_id(0) * mt + program_id(2), or plgpu.planar_snake in a "
+                "persistent kernel, lets blocks that run together share both.",
                 ref.label,
             )
 

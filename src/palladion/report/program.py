@@ -1,8 +1,8 @@
 """Running the program that is checked: as `python FILE ARGS…` would, with its kernel calls recorded.
 
 Calls without `interpret=` run in the reference interpreter (`config.cpu = "interpret"`), so that a program written
-for hardware runs to its end here; those for a GPU on a simulated one (`simulated`). Warnings about kernel calls are left
-out: the findings say the same.
+for hardware runs to its end here; those for a GPU run on a simulated one (`simulated`). Warnings about kernel calls are
+left out: the findings say the same.
 """
 
 from __future__ import annotations

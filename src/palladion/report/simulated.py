@@ -17,8 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
-
 from palladion import executors
 from palladion.compiler.reports import Refusal
 from palladion.errors import Finding, KernelFinding
@@ -186,7 +184,7 @@ _Machine = tuple[str, Callable[[Any, Any], list[Any]]]  # the target's name, and
 
 
 def _machines(params: dict[str, Any]) -> list[_Machine]:
-    """The GPUs that a call runs on: those that are asked for and take it, else any that runs it; none: it runs elsewhere."""
+    """The GPUs that a call runs on: those asked for that take it, else any that it needs; none: it runs elsewhere."""
     check: CheckParams = params["interpret"]
     found: list[_Machine] = []
     for target in check.targets if why_not(Call(params, None, None)) is None else ():
@@ -200,7 +198,7 @@ def _machines(params: dict[str, Any]) -> list[_Machine]:
             check.journal.add(params, Outcome(target, refusal=refusal))
     if found or not _only_on_gpus(params):
         return found
-    return [_prepared(ANY_GPU, params, InterpretGPUParams())]
+    return [_prepared(ANY_GPU, params, InterpretGPUParams(detect_races=True))]
 
 
 def _prepared(target: str, params: dict[str, Any], wanted: InterpretGPUParams) -> _Machine:

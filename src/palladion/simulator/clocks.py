@@ -73,10 +73,12 @@ class Clock:
         np.maximum(part, theirs, out=part)
 
     def grow(self, components: int) -> None:
-        """Make room for more components, of which nothing is known."""
-        missing = components - self.known.shape[1]
-        if missing > 0:
-            self.known = np.pad(self.known, ((0, 0), (0, missing)))
+        """Make room for more components, of which nothing is known; some to spare, so that this happens rarely."""
+        views, have = self.known.shape
+        if components > have:
+            wider = np.zeros((views, components + max(components // 4, 8)), np.int64)
+            wider[:, :have] = self.known
+            self.known = wider
 
     def knows(self, view: int, stamps) -> bool:
         """Whether all of these accesses (one stamp, or an array; 0 is none) are known in a view."""

@@ -268,9 +268,10 @@ class Engine:
     def _complete_for(self, counters: Sequence[Counter]) -> bool:
         """Complete one operation that raises one of these counters, the earliest; whether there was one."""
         for operation in self.flying:
-            if any(c in counters for c in operation.signals):
-                self.complete(operation)
-                return True
+            for counter in operation.signals:
+                if counter in counters:
+                    self.complete(operation)
+                    return True
         return False
 
     # --- waiting ------------------------------------------------------------------------------------------------------

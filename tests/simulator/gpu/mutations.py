@@ -22,11 +22,9 @@ import numpy as np
 from jax import lax
 
 from palladion import mosaic_gpu as plgpu
-from palladion.errors import KernelFinding
 from palladion.language.gpu.refs import BarrierDType
 from palladion.simulator import report
 from palladion.simulator.code import location, placeholders
-from palladion.simulator.engine import Deadlock
 from palladion.simulator.gpu import run as gpu_run
 from palladion.simulator.gpu.limits import equations
 
@@ -36,7 +34,7 @@ SYNCHRONISATION = frozenset({
     "semaphore_signal_multicast", "semaphore_wait",
 })  # fmt: skip
 CONTROL = frozenset({"cond", "scan", "while", "run_scoped", "warp_map", "jit", "pjit"})
-_PREDICATED = frozenset({"barrier_arrive", "copy_gmem_to_smem", "copy_smem_to_gmem", "tcgen05_commit_arrive"})
+_PREDICATED = frozenset({"barrier_arrive", "copy_gmem_to_smem", "tcgen05_commit_arrive"})
 _SLOTS = frozenset({"barrier_arrive", "barrier_wait", "copy_gmem_to_smem", "tcgen05_commit_arrive", "tcgen05_mma"})
 
 Edit = Callable[[list[Any], int], list[Any]]  # equations and the number of one of them to new equations
@@ -74,11 +72,12 @@ class Mutant:
         """The mutated kernel."""
         if self.edit is not None:
             return _rewritten(jaxpr, self.path, lambda j: j.replace(eqns=self.edit(list(j.eqns), self.index)))
-        return _rewritten(jaxpr, self.path, lambda j: _retyped(j, self.var, self.aval))
+        return _rewritten(jaxpr, self.path, lambda j: _retyped(j, {self.var: self.aval}))
 
 
 # --- jaxprs -------------------------------------------------------------------------------------------------------
-def _inner(eqn: Any) -> Iterator[tuple[str, int | None, Any]]:
+def inner_of(eqn: Any) -> Iterator[tuple[str, int | None, Any]]:
+    """The inner jaxprs of an equation: the parameter, the position in it or None, the jaxpr."""
     for name, value in eqn.params.items():
         if hasattr(value, "eqns"):
             yield name, None, value
@@ -90,7 +89,7 @@ def walk(jaxpr: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """A jaxpr and all inner ones, with the way to each."""
     yield path, jaxpr
     for number, eqn in enumerate(jaxpr.eqns):
-        for name, k, inner in _inner(eqn):
+        for name, k, inner in inner_of(eqn):
             yield from walk(inner, (*path, (number, name, k)))
 
 
@@ -105,29 +104,60 @@ def _rewritten(jaxpr: Any, path: Path, change: Callable[[Any], Any]) -> Any:
     if k is None:
         value = _rewritten(value, tuple(rest), change)
     else:
-        value = type(value)(_rewritten(v, tuple(rest), change) if i == k else v for i, v in enumerate(value))
+        value = with_item(value, k, _rewritten(value[k], tuple(rest), change))
     eqns[number] = eqn.replace(params={**eqn.params, name: value})
     return jaxpr.replace(eqns=eqns)
 
 
-def _retyped(jaxpr: Any, var: Any, aval: Any) -> Any:
-    """A jaxpr with another type for one of its operands; inner jaxprs keep what they say of it."""
-    new = type(var)(aval)
-
-    def swapped(x: Any) -> Any:
-        return new if x is var else x
-
-    eqns = [
-        e.replace(invars=list(map(swapped, e.invars)), effects=_renamed(e.effects, var, new))
-        if any(v is var for v in e.invars)
-        else e
-        for e in jaxpr.eqns
-    ]
-    return jaxpr.replace(invars=list(map(swapped, jaxpr.invars)), eqns=eqns)
+def inputs_of(eqn: Any, name: str, inner: Any) -> list[Any]:
+    """What an inner jaxpr's first operands stand for: the equation's operands, one by one."""
+    if str(eqn.primitive) == "cond":
+        return eqn.invars[1:]
+    if str(eqn.primitive) == "while":
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        consts = eqn.invars[:first] if name == "cond_jaxpr" else eqn.invars[first : first + second]
+        return [*consts, *eqn.invars[first + second :]]
+    return eqn.invars[: len(inner.invars)]
 
 
-def _renamed(effects: Any, var: Any, new: Any) -> Any:
-    return type(effects)(type(e)(new) if getattr(e, "input", None) is var else e for e in effects)
+def _retyped(jaxpr: Any, changes: dict[Any, Any]) -> Any:
+    """A jaxpr in which some operands have another type, {variable: type}; each equation must accept it.
+
+    Raises:
+      what the language raises of a barrier that does not do.
+    """
+    new = {var: type(var)(aval) for var, aval in changes.items()}
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if any(v in new for v in eqn.invars if not hasattr(v, "val")):
+            params = dict(eqn.params)
+            for name, k, inner in inner_of(eqn):
+                given = inputs_of(eqn, name, inner)
+                there = {w: changes[v] for v, w in zip(given, inner.invars) if not hasattr(v, "val") and v in new}
+                changed = _retyped(inner, there)
+                params[name] = changed if k is None else with_item(params[name], k, changed)
+            invars = [v if hasattr(v, "val") else new.get(v, v) for v in eqn.invars]
+            effects = type(eqn.effects)(_renamed(e, new) for e in eqn.effects)
+            eqn = eqn.replace(invars=invars, params=params, effects=effects)
+            if str(eqn.primitive) in ("tcgen05_mma", "tcgen05_commit_arrive"):
+                _check_orders(invars[given_of(eqn).barrier.ref.k].aval)
+        eqns.append(eqn)
+    return jaxpr.replace(invars=[new.get(v, v) for v in jaxpr.invars], eqns=eqns)
+
+
+def _check_orders(barrier: Any) -> None:
+    """As `plgpu.tcgen05_mma` and `plgpu.tcgen05_commit_arrive` themselves do when a kernel is traced."""
+    if not barrier.dtype.orders_tensor_core:
+        raise TypeError("missing-fence: the barrier does not order tensor core operations")
+
+
+def with_item(values: Any, k: int, new: Any) -> Any:
+    return type(values)(new if i == k else v for i, v in enumerate(values))
+
+
+def _renamed(effect: Any, new: dict[Any, Any]) -> Any:
+    var = getattr(effect, "input", None)
+    return type(effect)(new[var]) if var is not None and not isinstance(var, int) and var in new else effect
 
 
 def _computed(function: Callable[[Any], Any], x: Any) -> tuple[list[Any], Any]:
@@ -266,7 +296,9 @@ def _next_slot(n: int, v: Any) -> Any:
 
 
 def _synchronises(branches: Sequence[Any]) -> bool:
-    return any(str(e.primitive) in SYNCHRONISATION for b in branches for e in b.eqns)
+    """Whether branches do nothing but synchronise."""
+    done = [e for b in branches for e in b.eqns if is_effectful(e)]
+    return bool(done) and all(str(e.primitive) in SYNCHRONISATION for e in done)
 
 
 def _types(jaxpr: Any, path: Path, variables: Sequence[Any]) -> Iterator[Mutant]:
@@ -295,13 +327,18 @@ class TooLong(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a run. Attributes: kinds: of its findings, in order; message: of the first; results; error: it
-    raised something."""
+    """What came of a run.
+
+    Attributes:
+      kinds: of its findings, in order. message: of the first. results: arrays. error: whether it raised something.
+      found: its findings as (kind, lines, operand).
+    """
 
     kinds: tuple[str, ...] = ()
     message: str = ""
     results: tuple[np.ndarray, ...] = ()
     error: bool = False
+    found: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,13 +355,25 @@ class Call:
         """The kernel."""
         return self.prepared.params["jaxpr"]
 
-    def run(self, jaxpr: Any = None, *, schedule: str | int | None = None, seconds: float = 20) -> Outcome:
-        """Run it, with another kernel if one is given."""
-        interpret = dataclasses.replace(self.prepared.interpret, schedule=schedule)
+    def mutated(self, mutant: Mutant, **how: Any) -> Outcome:
+        """Run a mutant of it; what the language itself refuses is reported, too."""
+        try:
+            jaxpr = mutant.apply(self.jaxpr)
+        except (TypeError, ValueError) as error:
+            return Outcome(("refused",), str(error), error=True)
+        return self.run(jaxpr, **how)
+
+    def run(
+        self, jaxpr: Any = None, *, schedule: str | int | None = None, on_race: str = "raise", seconds: float = 20
+    ) -> Outcome:
+        """Run it, with another kernel if one is given, for at most so many seconds."""
+        interpret = dataclasses.replace(self.prepared.interpret, schedule=schedule, on_race=on_race)
         params = {**self.prepared.params, "interpret": interpret}
         if jaxpr is not None:
             params["jaxpr"] = jaxpr
         runs: list[Any] = []
+        results: Any = ()
+        message, error_kind = "", None
         keep, report.keep = report.keep, runs.append
         before = signal.signal(signal.SIGVTALRM, _too_long)
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
@@ -334,18 +383,22 @@ class Call:
                 prepared = gpu_run._prepare.__wrapped__(gpu_run._Key(params))
                 results = _simulate(prepared, self.axes, self.operands)
         except TooLong:
-            return Outcome(("no end",), f"more than {seconds} s", error=True)
-        except KernelFinding as error:
-            return Outcome((*_warned(runs), error.finding.kind), str(error), error=True)
-        except (NotImplementedError, ValueError, TypeError, IndexError, RuntimeError, Deadlock) as error:
-            return Outcome((*_warned(runs), type(error).__name__), str(error), error=True)
+            error_kind, message = "no end", f"more than {seconds} s"
+        except Exception as error:
+            error_kind, message = type(error).__name__, str(error)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, before)
             report.keep = keep
-        found = [f for r in runs for f in r.findings]
+        findings = [f for r in runs for f in r.findings]
+        kinds = [f.kind for f in findings]
+        found = [(f.kind, f.where, f.operand) for f in findings]
+        if error_kind not in (None, "KernelFinding"):
+            kinds.append(error_kind)
+            found.append((error_kind, message.split("\n")[0], None))
         kept = tuple(np.array(x) for device in results for x in device)
-        return Outcome(tuple(f.kind for f in found), found[0].message if found else "", kept)
+        first = message or (findings[0].message if findings else "")
+        return Outcome(tuple(kinds), first, kept, error_kind is not None, tuple(found))
 
 
 _simulate = gpu_run.simulate
@@ -353,10 +406,6 @@ _simulate = gpu_run.simulate
 
 def _too_long(*_: Any) -> None:
     raise TooLong
-
-
-def _warned(runs: Sequence[Any]) -> Iterator[str]:
-    return (f.kind for r in runs for f in r.findings if f.level == "warning")
 
 
 def calls_of(program: str, run: Callable[[], Any], arch: str | None, **options: Any) -> list[Call]:

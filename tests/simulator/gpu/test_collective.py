@@ -206,6 +206,9 @@ def test_reading_the_memory_of_another_block(schedule, meet):
             plgpu.barrier_arrive(done)
             plgpu.barrier_wait(done)
         y[me] = plgpu.cluster_ref(smem, {"c": 1 - me})[...]
+        if meet:  # nobody ends while its memory is read
+            plgpu.barrier_arrive(done)
+            plgpu.barrier_wait(done)
 
     call = cluster(body, OUT, [SMEM, plgpu.ClusterBarrier(collective_axes=("c",))], schedule=schedule)
     if meet:

@@ -31,13 +31,14 @@ class Buffer(memory.Buffer):
       readers: further reads, by component: stamps of cells.
     """
 
-    __slots__ = ("_reads", "_writes", "cuts")
+    __slots__ = ("_found", "_reads", "_writes", "cuts")
 
     def __init__(
         self, data: np.ndarray, label: str, space: Any = None, place: Any = None, key: Any = None, tracked: bool = False
     ) -> None:
         super().__init__(data, label, space, place, key)
         self.cuts = [[0, n] for n in data.shape]
+        self._found: dict[Any, Cells | None] = {}  # of views that were seen: their cells, until something is cut
         if tracked:
             self._writes = np.zeros((1,) * data.ndim, np.int64)
             self._reads = np.zeros((1,) * data.ndim, np.int64)
@@ -59,6 +60,12 @@ class Buffer(memory.Buffer):
         if self.whole is not None:
             assert isinstance(self.whole, Buffer) and self.index is not None
             return self.whole._cells(Region((("index", self.index[:-1]), *region.views)))
+        try:
+            return self, self._found[region.views], None
+        except (KeyError, TypeError):  # an index array has no hash
+            return self._search(region)
+
+    def _search(self, region: Region) -> tuple[Buffer, Cells | None, Region | None]:
         shape = self.data.shape
         box = [(0, n) for n in shape]
         order = list(range(len(shape)))
@@ -89,7 +96,9 @@ class Buffer(memory.Buffer):
                 break
         if any(low >= high for low, high in box):
             return self, None, None
-        return self, tuple([self._between(axis, low, high) for axis, (low, high) in enumerate(box)]), None
+        cells = tuple([self._between(axis, low, high) for axis, (low, high) in enumerate(box)])
+        self._found[views] = cells
+        return self, cells, None
 
     def _between(self, axis: int, low: int, high: int) -> slice:
         cuts = self.cuts[axis]
@@ -111,6 +120,7 @@ class Buffer(memory.Buffer):
             self._cut_at(axis, list(range(0, cuts[-1] + 1, math.gcd(where, *cuts))))
 
     def _cut_at(self, axis: int, cuts: list[int]) -> None:
+        self._found.clear()
         counts = np.diff(np.searchsorted(cuts, self.cuts[axis]))
         self._spread(lambda stamps: np.repeat(stamps, counts, axis))
         self.cuts[axis] = cuts

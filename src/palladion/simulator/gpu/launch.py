@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from palladion.simulator.engine import Agent
+from palladion.simulator.gpu import exits
 from palladion.simulator.gpu.allocation import allocate
 from palladion.simulator.gpu.barriers import Barriers
 from palladion.simulator.gpu.departure import Departures
@@ -102,6 +103,7 @@ class Launcher:
         self.machine.span(thread, None, self.machine.name, "program", began, agent.time)
         end_of_thread(agent)
         self.departures.note(agent)
+        exits.note(agent)
         block.live -= 1
         if not block.live:
             self._end_of_block(block)
@@ -120,6 +122,8 @@ class Launcher:
         self.run.progress.tick()
         if not cluster.live:
             self._check_collectives(cluster)
+            for each in cluster.blocks:
+                exits.check(each)
             cluster.device.running -= 1
             self.start()
 

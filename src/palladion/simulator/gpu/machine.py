@@ -131,6 +131,7 @@ class Block:
       memory: its SMEM and TMEM, as addresses. threads: its threads.
       meetings: where its threads come together, by key. left: scopes that have ended, by key.
       ids: of the program, for kernels with a grid of programs.
+      known: what its threads knew when they ended, a Clock, where another block may use its memory.
       registers: what `set_max_registers` asked for, by thread. tensor_free: from when on its tensor core is idle.
     """
 
@@ -144,6 +145,7 @@ class Block:
         self.left: set[Any] = set()
         self.ids: tuple[int, ...] = ()
         self.live = 0
+        self.known: Any = None
         self.registers: dict[int, int] = {}
         self.tma_free = 0.0
         self.tensor_free = 0.0
@@ -310,6 +312,8 @@ class Machine:
             process = thread.block.name if len(self.devices) == 1 else f"device {thread.block.device.id}"
             own = "thread" if self.thread_name is None else f"{self.thread_name} {thread.index}"
             own += "" if thread.warp is None else f" warp {thread.warp}"
+            if kind == "product" and self.thread_name is not None:
+                name += f" of {own}"
             self.timeline.add(process, track or own, name, kind, start, end, where)
 
     # --- findings -------------------------------------------------------------------------------------------------
@@ -363,6 +367,8 @@ class Machine:
         if later and isinstance(who, Who):
             kind = _KINDS.get(who.kind, kind)
         hint = _HINTS[kind]
+        if came is not None and kind == "race":
+            hint += "; all blocks along the axes of a collective copy must issue it"
         if view != GENERIC and actor.clock.knows(GENERIC, stamp):
             kind, hint = "missing-fence", _PROXY if view == ASYNC else _TENSOR
         here, there = location_of(eqn), location_of(other)

@@ -11,6 +11,7 @@ over budget here is over budget there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -109,6 +110,7 @@ class SharedMemory:
         self._ghosts = [g for g in self._ghosts if not (start <= g.start and g.end <= end)]
 
 
+@functools.lru_cache(4096)
 def smem_bytes(shape: Any, dtype: Any) -> int:
     """Bytes of SMEM that a buffer takes, aligned as TMA and tensor cores want it."""
     size = math.prod(shape) * element_bits(dtype) // 8
@@ -116,6 +118,7 @@ def smem_bytes(shape: Any, dtype: Any) -> int:
     return -(-size // aligned) * aligned
 
 
+@functools.lru_cache(4096)
 def tmem_columns(shape: Any, dtype: Any, packed: bool | None) -> int:
     """Columns of TMEM that a buffer takes."""
     *batch, _, columns = shape

@@ -219,7 +219,7 @@ def gather_in_a_kernel(s: Spelling):
 
 @fragment("NVLINK transfers")
 def exchange_shards_by_copies(s: Spelling):
-    """The operand itself is the type of the SMEM buffer."""
+    """The operand itself is the type of the SMEM buffer; 0.12 wants a buffer type."""
 
     def exchange_shards(x_ref, y_ref, smem_ref, local_barrier, done_sem):
         plgpu.copy_gmem_to_smem(x_ref, smem_ref, local_barrier)
@@ -231,13 +231,12 @@ def exchange_shards_by_copies(s: Spelling):
         pl.semaphore_signal(done_sem, device_id=other_dev_id)
         pl.semaphore_wait(done_sem)
 
+    def exchange(x):
+        buffer = x if s.old else plgpu.SMEM(x.shape, x.dtype)
+        return s.kernel(exchange_shards, out_shape=x, scratch_shapes=[buffer, plgpu.Barrier(), s.Semaphore.REGULAR])(x)
+
     x = ints(105, (2, 128), f32)
-    y = over_two_devices(
-        lambda x: s.kernel(
-            exchange_shards, out_shape=x, scratch_shapes=[x, plgpu.Barrier(), s.Semaphore.REGULAR]
-        )(x),
-        x,
-    )  # fmt: skip
+    y = over_two_devices(exchange, x)
     return y, f64(x)[::-1], 0.0
 
 

@@ -193,9 +193,10 @@ def transforms_of_block_specs(s: Spelling):
 
 @fragment("Memory reference transforms")
 def every_transform_keeps_the_values(s: Spelling):
-    """Tiles, swizzles of 128, 64, 32 and 16 bytes, transposed storage: indexing is that of the logical shape."""
+    """Tiles, and swizzles of 128, 64, 32 and (in the reference) 16 bytes: indexing is that of the logical shape."""
+    widths = (128, 64, 32, 16) if s.old else (128, 64, 32)
     x = ints(9, (64, 128))
-    kinds = [()] + [(s.TileTransform((8, w // 2)), plgpu.SwizzleTransform(w)) for w in (128, 64, 32, 16)]
+    kinds = [()] + [(s.TileTransform((8, w // 2)), plgpu.SwizzleTransform(w)) for w in widths]
     kinds += [(s.TileTransform((8, 64)),)]
 
     def through(transforms):

@@ -287,7 +287,7 @@ def persistent_matmul(a, b, tile_m=64, tile_n=64, tile_k=64, sms=3, strip=2):
 
 @HOPPER_MATMULS.case(persistent_matmul, HOPPER)
 def hopper_persistent():
-    a, b = ints(10, (192, 128)), ints(11, (128, 192))
+    a, b = ints(10, (192, 192)), ints(11, (192, 192))
     return persistent_matmul(a, b), f64(a) @ f64(b), 0.0
 
 

@@ -107,7 +107,7 @@ def grouped_matmul(x, weights, group_sizes, tile_m=64, tile_n=64, tile_k=64):
 
 @IRREGULAR.case(grouped_matmul, HOPPER)
 def hopper_grouped():
-    x, weights = ints(80, (192, 128)), ints(81, (4, 128, 128))
+    x, weights = ints(80, (192, 192)), ints(81, (4, 192, 128))
     sizes = np.array([70, 0, 31, 91])
     expected = np.concatenate([f64(part) @ f64(w) for part, w in zip(np.split(x, sizes.cumsum()[:-1]), weights)])
     return grouped_matmul(x, weights, jnp.asarray(sizes)), expected, 0.0

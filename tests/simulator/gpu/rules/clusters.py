@@ -30,9 +30,10 @@ def meet(barrier):
 
 @rule("collective-mismatch", "same copies", bad=["one block", "predicate", "cond"], good=["kept", "neither"])
 def every_block_issues_a_collective_copy(way):
-    def body(n, x, y, smem, loaded):
+    def body(n, x, y, smem, loaded, ready):
         smem[...] = x[...]
         plgpu.commit_smem()
+        meet(ready)
         happens = {"one block": me() == 0, "cond": me() == n[0], "neither": n[0] == 1}.get(way, n[0] == 0)
 
         def copy():
@@ -41,9 +42,9 @@ def every_block_issues_a_collective_copy(way):
 
         pl.when(happens)(copy)
         pl.when(happens)(lambda: plgpu.barrier_wait(loaded))
-        y[me()] = smem[...]
+        pl.when(jnp.logical_or(happens, way == "neither"))(lambda: y.__setitem__(me(), smem[...]))
 
-    return Program(body, [np.stack([N, N])], (jnp.zeros(1, jnp.int32), X), [SMEM, plgpu.Barrier()], PAIR)
+    return Program(body, [np.stack([N, N])], (jnp.zeros(1, jnp.int32), X), [SMEM, plgpu.Barrier(), BOTH], PAIR)
 
 
 @rule("collective-mismatch", "", bad=["order", "source", "target", "operand", "barrier"], good=["kept"], lines=1)
@@ -87,7 +88,7 @@ def collective_copies_are_the_same_in_every_block(way):
     return Program(body, [np.stack([N, N])], (X, X + 1), scratch, PAIR)
 
 
-@rule("collective-mismatch", "", bad=["other axis"], good=["a", "b", "both"])
+@rule("collective-mismatch race", "all blocks along the axes|same copies", bad=["other axis"], good=["a", "b", "both"])
 def collective_copies_are_along_the_same_axis(way):
     """A cluster of two by two: the block at a=0, b=0 takes another axis than the others."""
 
@@ -202,7 +203,7 @@ def all_blocks_arrive_on_a_cluster_barrier(way):
     return Program(body, [np.stack([N, N])], (X,), [BOTH], PAIR)
 
 
-@rule("race", "", bad=["last"], good=["kept"], lines=0)
+@rule("race", "not ended", bad=["last"], good=["kept"], warns=True)
 def a_block_does_not_end_while_another_one_uses_its_memory(way):
     """Shared memory of a block is there as long as the block is: whoever is read waits for the reader."""
 
