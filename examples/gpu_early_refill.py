@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
+
+import palladion as pl
+from palladion import mosaic_gpu as plgpu
 
 TILE, STEPS, BUFFERS = 64, 6, 3
 a = jnp.asarray(np.random.default_rng(0).integers(-3, 4, (TILE, STEPS * TILE)), jnp.float16)

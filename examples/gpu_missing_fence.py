@@ -6,11 +6,11 @@ Two threads share the work: one doubles rows in shared memory, the other lets TM
 shared memory through another proxy than the threads: what they wrote may not be there yet, whatever barrier is between.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
+
+import palladion as pl
+from palladion import mosaic_gpu as plgpu
 
 x = jnp.arange(64 * 128, dtype=jnp.float32).reshape(64, 128)
 

@@ -19,6 +19,7 @@ from palladion.errors import TargetNotBuilt, kind_of, mistake, raising_failed_ch
 REFERENCE = "palladion.reference.interpret"
 EAGER = "palladion.reference.eager"
 NATIVE_CPU = "palladion.compiler.cpu.compile"
+COMPILED_TPU = "palladion.compiler.tpu.lower"
 SIMULATED_TPU = "palladion.simulator.tpu.run"
 SIMULATED_GPU = "palladion.simulator.gpu.run"
 # By the name of `interpret`'s class: the classes live in dialects that need not be imported for this.
@@ -103,6 +104,8 @@ def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> 
             "jit, scan or another compiled function.\n"
             "  fix: call it outside jit, or run the program under `with jax.disable_jit():`"
         )
+    if platform == "tpu" and interpret is False:
+        return importlib.import_module(COMPILED_TPU)
     if platform == "cpu":
         raise ValueError(f"Only interpret mode is supported on CPU backend.\n{WAYS_OUT}")
     raise TargetNotBuilt(
@@ -133,7 +136,7 @@ def simulated_sms(params: Any) -> int:
 
 def load_all() -> None:
     """Import every executor, so that a message can name the targets that run an operation."""
-    for module in (REFERENCE, EAGER, "palladion.compiler.cpu.unit", SIMULATED_TPU, SIMULATED_GPU):
+    for module in (REFERENCE, EAGER, "palladion.compiler.cpu.unit", COMPILED_TPU, SIMULATED_TPU, SIMULATED_GPU):
         importlib.import_module(module)
 
 

@@ -46,6 +46,7 @@ from jax._src.indexing import Slice as Slice
 from jax._src.indexing import ds as ds
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import special as lax_special
@@ -283,6 +284,11 @@ def api_boundary(fun: Callable) -> Callable:
 
 
 traceback_util.register_exclusion(PACKAGE_DIR)
+
+
+def find_collective_ids(find: Callable[[Jaxpr], set[int]]) -> None:
+    """Let `find` say which collective ids the kernels of a program name; to ask, JAX's function loads its own Pallas."""
+    _mlir._find_manual_pallas_collective_ids = find
 
 
 # --- the pallas_call primitive ------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """`pltriton`, the Triton dialect: `from palladion import triton as pltriton`.
 
-Here are the parameters of its compiler, the compute capability of every GPU, and the operations that mean something
-on every target (masked loads and stores, atomics, products). Inline assembly and thread barriers come with the Triton
-compiler; asking for one says so.
+Here are the parameters of its compiler, the compute capability of every GPU, the operations that mean something on
+every target (masked loads and stores, atomics, products), and those for GPUs alone (inline assembly, thread barriers).
 """
 
+from palladion.language.triton.asm import debug_barrier, elementwise_inline_asm
 from palladion.language.triton.info import (
     GpuInfo,
     GpuVersion,
@@ -28,7 +28,6 @@ from palladion.language.triton.ops import (
     store,
 )
 from palladion.language.triton.params import CUSTOM_CALL_TARGET_NAME, CompilerParams
-from palladion.language.unbuilt import unbuilt
 
 __all__ = [
     "CUSTOM_CALL_TARGET_NAME",
@@ -44,7 +43,9 @@ __all__ = [
     "atomic_or",
     "atomic_xchg",
     "atomic_xor",
+    "debug_barrier",
     "dot",
+    "elementwise_inline_asm",
     "get_gpu_info",
     "get_gpu_info_from_version",
     "is_gpu_device",
@@ -52,11 +53,3 @@ __all__ = [
     "max_contiguous",
     "store",
 ]
-
-__getattr__ = unbuilt(
-    __name__,
-    "pltriton",
-    "the Triton compiler is later work",
-    "debug_barrier elementwise_inline_asm",
-    __all__,
-)

@@ -162,7 +162,7 @@ def finding(call: Callable[[], Any], kind: str, line: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PalladionWarning)
         try:
-            call()
+            jax.block_until_ready(call())
         except (KernelFinding, jax.errors.JaxRuntimeError):  # the latter inside jit
             pass
     found = palladion.last_report().findings[-1]

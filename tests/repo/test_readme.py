@@ -18,6 +18,7 @@ from repo.tree import ROOT
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 TPU = (ROOT / "docs" / "tpu_simulator.md").read_text()
+GPU = (ROOT / "docs" / "gpu_simulator.md").read_text()
 NAMESPACES = {"pltpu": "tpu", "pltriton": "triton", "plgpu": "mosaic_gpu", "plcpu": "cpu"}
 
 
@@ -48,13 +49,18 @@ def test_the_tpu_pages_code_prints_what_it_says(tmp_path):
     assert run_program("\n".join(blocks(TPU, "python")), tmp_path) == "".join(blocks(TPU, "text"))
 
 
+def test_the_gpu_pages_code_prints_what_it_says(tmp_path):
+    assert run_program("\n".join(blocks(GPU, "python")), tmp_path) == "".join(blocks(GPU, "text"))
+
+
 def test_setting_up_takes_two_commands():
     section = README[README.index("## Set up") : README.index("## A kernel")]
     assert re.findall(r"^    (\S.*?)\s+#", section, re.MULTILINE) == ["./dev demo", "./dev test"]
 
 
 def test_links_lead_somewhere():
-    for name, text in (("README.md", README), ("docs/guide.md", GUIDE), ("docs/tpu_simulator.md", TPU)):
+    pages = {"README.md": README, "docs/guide.md": GUIDE, "docs/tpu_simulator.md": TPU, "docs/gpu_simulator.md": GPU}
+    for name, text in pages.items():
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert ((ROOT / name).parent / link).exists(), f"{name} links to {link}"
 

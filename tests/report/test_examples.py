@@ -2,15 +2,18 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from palladion import mosaic_gpu as plgpu
 from palladion.report.command import main
 from repo.tree import ROOT
 
+DOCUMENTATION = (ROOT / "docs" / "check.md").read_text()
 FINDINGS = {
     "clean_matmul.py": {"race": "note"},
     "reduction_first.py": {"revisited-block": "error", "race": "warning", "smem-overflow": "note"},
@@ -20,6 +23,11 @@ FINDINGS = {
     "gather_rows.py": {},
     "flash_attention.py": {},
     "native.py": {},
+    "flash_attention_gpu.py": {},
+    "hopper_matmul.py": {},
+    "gpu_ping_pong.py": {},
+    "gpu_missing_fence.py": {"missing-fence": "error"},
+    "gpu_early_refill.py": {"wgmma-in-flight": "error"},
 }
 
 
@@ -35,6 +43,11 @@ PRINTED = {
     "look_inside.py": r"all programs:\nprogram 0: .*(\n.*){3}\nonly program 2:\nprogram 2: .* up to 3007.50",
     "gather_rows.py": r"equals x\[rows\]: True",
     "flash_attention.py": r"(float32 .* error \d[eE]-0[67]\n){4}(bfloat16 .* error \de-03(\n|$)){4}",
+    "flash_attention_gpu.py": r"(full  |causal) largest.*(\n.*)*",
+    "hopper_matmul.py": r"largest difference from NumPy in float64: \de-0[56]",
+    "gpu_ping_pong.py": r"largest difference from NumPy in float64: \de-0[23]",
+    "gpu_missing_fence.py": r"",  # a check ends them
+    "gpu_early_refill.py": r"",
     "native.py": r"interpreted +\d+\.\d\d ms\nnative +\d+\.\d\d ms\njnp +\d+\.\d\d ms",
 }
 
@@ -49,6 +62,22 @@ def test_what_an_example_prints_and_a_check_finds(name, monkeypatch, capfd):
     assert re.fullmatch(PRINTED[name], err.rstrip())
     assert {f["kind"]: f["level"] for call in found["calls"] for f in call["findings"]} == FINDINGS[name]
     assert status == int("error" in FINDINGS[name].values())
+
+
+def test_the_documentation_shows_what_a_simulated_gpu_says(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--target", "gpu:h100", "examples/gpu_missing_fence.py"]) == 1
+    shown = re.findall(r"^```text\n(  target +gpu:h100.*?)^```$", DOCUMENTATION, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 1 and shown[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["gpu_missing_fence.py", "gpu_early_refill.py"])
+def test_the_values_of_a_wrong_example_are_right(name, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    with plgpu.force_gpu_interpret_mode():
+        runpy.run_path(f"examples/{name}", run_name="__main__")
+    assert capsys.readouterr().out == "right values: True\n"
 
 
 def test_flash_attention_by_blocks_that_do_not_divide_the_length_is_refused(monkeypatch):
@@ -80,5 +109,5 @@ def test_the_documentation_shows_what_is_printed(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     main(["examples/offset_index_map.py"])
     own, _, report = capsys.readouterr().out.partition("\n")
-    shown, *_ = re.findall(r"^```text\n(.*?)^```$", (ROOT / "docs" / "check.md").read_text(), re.MULTILINE | re.DOTALL)
+    shown, *_ = re.findall(r"^```text\n(.*?)^```$", DOCUMENTATION, re.MULTILINE | re.DOTALL)
     assert own == "wrong elements: 4096 of 8192" and report == shown

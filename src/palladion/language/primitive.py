@@ -94,6 +94,22 @@ def _abstract_eval(*avals, jaxpr, out_avals, **_):
     return jaxlink.varying_as(out_avals, avals), effects
 
 
+def _collective_ids(jaxpr, seen=None):
+    """The collective ids that kernel calls of a program name; JAX picks others for those that name none."""
+    seen, found = set() if seen is None else seen, set()
+    if jaxpr not in seen:
+        seen.add(jaxpr)
+        for eqn in jaxpr.eqns:
+            if "compiler_params" in eqn.params:
+                found.add(getattr(eqn.params["compiler_params"], "collective_id", None))
+            else:
+                found.update(*(_collective_ids(inner, seen) for inner in jaxlink.jaxprs_in_params(eqn.params)))
+    return found - {None}
+
+
+jaxlink.find_collective_ids(_collective_ids)
+
+
 def _lowering(platform):
     def rule(ctx, *args, **params):
         executor = executors.for_lowering(platform, params["interpret"], params["compiler_params"])

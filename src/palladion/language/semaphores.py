@@ -198,6 +198,9 @@ def semaphore_wait(sem_or_view: Any, value: int | jax.Array = 1, *, decrement: b
     """
     name = "pl.semaphore_wait"
     view = one_semaphore(name, sem_or_view, "wait for")
+    if not isinstance(decrement, (bool, np.bool_)):
+        headline = f"The decrement of {name} is {kind_of(decrement)}; it must be True or False."
+        raise mistake(TypeError, headline, hint="it is known when the kernel is traced")
     flat, tree = jaxlink.flatten_views(Wait(view, int32(name, "value", value), bool(decrement)))
     semaphore_wait_p.bind(*flat, tree=tree)
 

@@ -23,6 +23,7 @@ from jax import lax
 from palladion import jaxlink, locations
 from palladion.errors import explain
 from palladion.language.masked import ATOMICS, atomic_update_p, masked_load_p, masked_store_p
+from palladion.language.triton.asm import debug_barrier_p
 from palladion.language.triton.ops import max_contiguous_p
 from palladion.reference import eager_refs, evaluate, host
 from palladion.reference.evaluate import Cell, Evaluator, uninitialized
@@ -258,6 +259,11 @@ def _max_contiguous(ev: Evaluator, eqn, x):
     return x
 
 
+@RULES.rule(debug_barrier_p)
+def _debug_barrier(ev: Evaluator, eqn):
+    return []
+
+
 # --- rules of the eager interpreter ---------------------------------------------------------------------------------
 def _check_now(trace: Any, name: Any, ref: Any, transforms: Sequence[Any], mask: Any) -> None:
     if trace.params.out_of_range != "clamp" and (stray := _stray(transforms, mask)) is not None and stray:
@@ -298,3 +304,8 @@ def _atomic_update_now(trace, params, ref, *flat):
     new, found = atomic_update(jnp.asarray(ref.buffer), transforms, params["op"], values, mask, True)
     _put(ref, new)
     return found
+
+
+@eager_refs.RULES.rule(debug_barrier_p)
+def _debug_barrier_now(trace, params):
+    return []

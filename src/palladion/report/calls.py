@@ -51,6 +51,7 @@ class Call:
       params: the parameters of the `pallas_call` equation.
       kernel_at: `file:line` of the kernel function.
       called_at: `file:line (function)` of the line that made the call first, or None.
+      mesh: axes of the `shard_map` around that call, and their sizes; None outside.
       count: how often it was made.
       traced: how many of those times with tracers (in jit, scan, grad …), each of which may run any number of times.
       batches: sizes of the axes that vmap adds to the grid, outermost first, for each way it was vmapped.
@@ -60,6 +61,7 @@ class Call:
     params: dict[str, Any]
     kernel_at: str | None
     called_at: str | None
+    mesh: dict[str, int] | None = None
     count: int = 0
     traced: int = 0
     batches: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
@@ -164,11 +166,17 @@ class Recorder:
         key = _key(params)
         call = self._calls.get(key)
         if call is None:
-            call = Call(params, kernel_location(params["jaxpr"]), locations.current_location())
+            call = Call(params, kernel_location(params["jaxpr"]), locations.current_location(), _mesh())
             self._calls[key] = call
         if call.params is params:  # kept alive by the call, so its id stays its own
             self._by_params[id(params)] = call
         return call
+
+
+def _mesh() -> dict[str, int] | None:
+    """Axes of the `shard_map` in which this is traced, and their sizes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {str(a): mesh.shape[a] for a in mesh.manual_axes} or None
 
 
 def _is_symbolic(mapping: GridMapping) -> bool:

@@ -26,7 +26,7 @@ from palladion.report.documents import document
 from palladion.report.findings import CHECKS
 from palladion.report.machines import column, found_in, merged
 from palladion.report.program import explain_failure, run_program, stdout_to_stderr
-from palladion.report.simulated import GPUS, CheckParams, Journal, Outcome
+from palladion.report.simulated import GPUS, CheckParams, Journal, Outcome, identity
 from palladion.report.tables import count_levels, print_report, print_summary, refusals
 
 USAGE = """\
@@ -41,6 +41,8 @@ and what is wrong with it. Calls without `interpret=` are interpreted, those for
   --target TARGET
             also compile each call for TARGET, or run it there, and report what came of it; may be repeated
             cpu: native code for this machine
+            tpu:v4i, v4, v5e, v5p, v6e, v7x: by libtpu, for a TPU that need not be here
+            triton:sm_80, sm_86, sm_89, sm_90, sm_100, sm_120: by Triton, for a GPU that need not be here
             gpu:h100, gpu:b200: run calls without `interpret=` on a simulated GPU, races looked for
 
 Exit status: 1 when a finding is an error or a target refuses a call, 2 when the program fails, 0 otherwise."""
@@ -102,7 +104,7 @@ def _report(options: _Options, recorder: Recorder, journal: Journal, failure: Ba
     found_by = found_in(failure, journal) if reports else None
     if found_by is not None:  # what a check is for, and no failure of the program
         failure = None
-        if not any(found_by in report.findings for report in reports):
+        if identity(found_by) not in {identity(f) for report in reports for f in report.findings}:
             reports = _with(reports, found_by)
     wrong = count_levels(reports)["error"] or refusals(reports)
     status = 2 if failure is not None else 1 if wrong else 0
@@ -176,6 +178,11 @@ def _parse(argv: Sequence[str]) -> _Options | None:
 def _target(name: str) -> str:
     if name not in (*TARGETS, *GPUS):
         raise _Usage(f"there is no target {name}; the targets are: {', '.join((*TARGETS, *GPUS))}.")
+    if name not in GPUS:
+        try:
+            entry.known_target(name)
+        except ModuleNotFoundError as missing:  # a vendor's compiler that is not installed
+            raise _Usage(str(missing).replace("\n", " ")) from None
     return name
 
 
@@ -195,7 +202,7 @@ def _on_targets(
         if target in GPUS:
             columns.append(column(call, target, ran.get(target)))
         else:
-            columns.append(compile_call(entry.Call(call.params, call.kernel_at, call.called_at), target))
+            columns.append(compile_call(entry.Call(call.params, call.kernel_at, call.called_at, call.mesh), target))
         tick()
     return dataclasses.replace(report, compiled=tuple(columns), findings=merged(report.findings, ran))
 

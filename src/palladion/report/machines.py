@@ -9,7 +9,7 @@ from palladion.compiler.reports import CompiledCall, Fact
 from palladion.errors import Finding, KernelFinding, count_of
 from palladion.report.analysis import WORST_FIRST
 from palladion.report.calls import Call
-from palladion.report.simulated import ANY_GPU, Journal, Outcome, why_not
+from palladion.report.simulated import ANY_GPU, Journal, Outcome, identity, why_not
 from palladion.report.text import bytes_text, listing
 from palladion.simulator import report as simulation
 
@@ -52,8 +52,7 @@ def merged(findings: Sequence[Finding], ran: Mapping[str, Outcome]) -> tuple[Fin
     by: dict[tuple, tuple[Finding, list[str]]] = {}
     for target, outcome in ran.items():
         for finding in outcome.findings:
-            same = (finding.kind, finding.level, finding.where, finding.operand)
-            by.setdefault(same, (finding, []))[1].append(target)
+            by.setdefault(identity(finding), (finding, []))[1].append(target)
     asked = [target for target in ran if target != ANY_GPU]
     found = [
         dataclasses.replace(f, when=f"{f.when or 'the call'}, on {listing(on)}") if len(on) < len(asked) else f

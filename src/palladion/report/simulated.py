@@ -59,19 +59,20 @@ class Outcome:
 
     def and_then(self, later: Outcome) -> Outcome:
         """This, and what came of the same call made again."""
-        known = {_identity(f) for f in self.findings}
+        known = {identity(f) for f in self.findings}
         return dataclasses.replace(
             self,
             runs=self.runs + later.runs,
             schedules=self.schedules + later.schedules,
-            findings=(*self.findings, *(f for f in later.findings if _identity(f) not in known)),
+            findings=(*self.findings, *(f for f in later.findings if identity(f) not in known)),
             smem_bytes=max(self.smem_bytes or 0, later.smem_bytes or 0) or None,
             tmem_columns=max(self.tmem_columns or 0, later.tmem_columns or 0) or None,
             refusal=self.refusal or later.refusal,
         )
 
 
-def _identity(finding: Finding) -> tuple[Any, ...]:
+def identity(finding: Finding) -> tuple[Any, ...]:
+    """Equal for findings that say the same, of other blocks or schedules perhaps."""
     return finding.kind, finding.level, finding.where, finding.operand
 
 

@@ -108,7 +108,7 @@ def _figure(spans: Sequence[Span], tracks: Sequence[tuple[str, str]], title: str
                 bar = ((s.start - begin) * 1e6, max(s.end - s.start, 1e-9) * 1e6)
                 axes.broken_barh([bar], (lane + top, height), facecolors=shade, edgecolor="white", linewidth=0.3)
                 label = _label(s)
-                if kind != "wait" and len(label) / LETTERS < (s.end - s.start) / wide and len(spans) <= LABELS:
+                if label and len(label) / LETTERS < (s.end - s.start) / wide and len(spans) <= LABELS:
                     middle = bar[0] + bar[1] / 2, lane + top + height / 2
                     axes.text(*middle, label, ha="center", va="center", fontsize=5, clip_on=True)
     one = len({process for process, _ in tracks}) == 1
@@ -132,7 +132,9 @@ def _figure(spans: Sequence[Span], tracks: Sequence[tuple[str, str]], title: str
 
 
 def _label(span: Span) -> str:
-    """What is written into a bar: of a copy, what is copied; nothing for a GPU's thread, which is named beside it."""
+    """What is written into a bar: of a copy, what is copied; nothing for waits, or a GPU's thread, named beside it."""
+    if span.kind == "wait":
+        return ""
     copied = re.match(r"the copy of (\S+)", span.name)
     if copied is not None:
         return copied[1]

@@ -66,9 +66,10 @@ class Clock:
     def join(self, other: Clock) -> None:
         """Know also what `other` knows."""
         mine, theirs = self.known, other.known
-        if mine.shape[1] < theirs.shape[1]:
-            self.grow(theirs.shape[1])
-            mine = self.known
+        if mine.shape[1] < theirs.shape[1]:  # as much room and no more: two that join in turn would grow without end
+            mine = np.zeros(theirs.shape, np.int64)
+            mine[:, : self.known.shape[1]] = self.known
+            self.known = mine
         part = mine[:, : theirs.shape[1]]
         np.maximum(part, theirs, out=part)
 
@@ -149,7 +150,7 @@ class Registry:
 
     def __init__(self, views: int = 1) -> None:
         self.views, self.count = views, 0
-        self._finished: list[tuple[int, int, int]] = []  # (component, last epoch, views that saw it), oldest first
+        self._finished: list[tuple[int, int, int]] = []  # (component, last epoch, views that saw it)
         self._retired: collections.deque[tuple[int, int]] = collections.deque()  # (component, last epoch)
 
     def actor(self, name: str, clock: Clock | None = None, home: int = 0) -> Actor:
@@ -159,16 +160,29 @@ class Registry:
             return Actor(name, component, clock or Clock(self.views, component + 1), home, after=epoch)
         self.count += 1
         if self.count >= MAX_COMPONENTS:
-            raise RuntimeError(f"more than {MAX_COMPONENTS} agents and operations at once")
+            raise RuntimeError(
+                f"Races can be looked for among {MAX_COMPONENTS} threads and operations, and more are alive at once.\n"
+                "  fix: run fewer blocks at once (num_sms=…), or look without detect_races"
+            )
         return Actor(name, self.count, clock or Clock(self.views, self.count + 1), home)
 
-    def operation(self, name: str, issuer: Actor, home: int = 0) -> Actor:
-        """An actor for an operation that `issuer` starts now: it knows what the issuer knows."""
+    def operation(self, name: str, issuer: Actor, home: int = 0, spare: tuple[int, int] | None = None) -> Actor:
+        """An actor for an operation that `issuer` starts now: it knows what the issuer knows.
+
+        Arguments:
+          spare: a component that was taken over, and its last epoch (`take_over`).
+        """
         clock = issuer.publish()
+        if spare is not None:
+            return Actor(name, spare[0], clock, home, after=spare[1])
         for k, (component, epoch, views) in enumerate(self._finished[:16]):
             if component < clock.known.shape[1] and clock.known[:views, component].min() >= epoch:
                 del self._finished[k]
                 return Actor(name, component, clock, home, after=epoch)
+        self._finished = self._finished[16:] + self._finished[:16]  # others next time
+        if self.count + 1 >= PLENTY and self._finished:  # as for `retire`: races between the two are not noticed then
+            component, epoch, _ = self._finished.pop(0)
+            return Actor(name, component, clock, home, after=epoch)
         return self.actor(name, clock, home)
 
     def finish(self, operation: Actor, views: int | None = None) -> None:
@@ -178,6 +192,15 @@ class Registry:
           views: its accesses went through the first so many views; default: all of them.
         """
         self._finished.append((operation.component, operation.epoch, self.views if views is None else views))
+
+    def take_over(self, operation: Actor) -> tuple[int, int] | None:
+        """The component of a finished operation, for a later one that nobody knows without knowing this one; None:
+        another one has it already."""
+        for k, (component, epoch, _) in enumerate(self._finished):
+            if component == operation.component and epoch == operation.epoch:
+                del self._finished[k]
+                return component, epoch
+        return None
 
     def retire(self, actor: Actor) -> None:
         """An actor has ended. When components run short another takes its component; it is then not noticed if their

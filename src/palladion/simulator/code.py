@@ -90,6 +90,7 @@ def _is_float(aval: Any) -> bool:
     return not jaxlink.is_opaque(aval.dtype) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+FAIR = 1000  # iterations of a loop, after which other agents have their turn
 _MOVEMENT = {
     lax.broadcast_in_dim_p, lax.reshape_p, lax.transpose_p, lax.squeeze_p, lax.concatenate_p, lax.slice_p,
     lax.dynamic_slice_p, lax.dynamic_update_slice_p, lax.convert_element_type_p, lax.select_n_p,
@@ -267,8 +268,12 @@ def _while(compiler: Compiler, eqn: Any) -> Callable:
 
     def run(agent: Any, *operands: Any) -> list[Any]:
         test, given, carry = operands[:n], operands[n:m], list(operands[m:])
+        count = 0
         while cond(agent, (*test, *carry))[0]:
             carry = body(agent, (*given, *carry))
+            count += 1
+            if not count % FAIR:  # it may wait for what another agent stores
+                agent.place.machine.engine.yield_to_others(agent)
         return carry
 
     def run_batched(agent: Any, *operands: Any) -> list[Any]:  # elements that are done keep what they have

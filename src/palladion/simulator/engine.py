@@ -27,6 +27,8 @@ import numpy as np
 from palladion.simulator.clocks import Actor, Clock, Registry, component_of, epoch_of, site_of
 
 MANY = 32  # tokens that a counter keeps apart
+MOST_FLYING = 512  # operations that are under way at once; the oldest completes when there are more
+PATIENCE = 20_000  # looks at counters, while nothing else happens, after which nothing ever will
 
 
 class Counter:
@@ -121,10 +123,10 @@ class Agent:
     Attributes:
       name: for messages. actor: its component and clock. time: its simulated time in seconds.
       place: what the machine knows it by (device, core, grid point …).
-      waits: what it waits for now, a function giving a sentence, or None.
+      waits: what it waits for now, a function giving a sentence, or None. looks: what it looked at last, likewise.
     """
 
-    __slots__ = ("actor", "done", "greenlet", "name", "place", "ready", "time", "waits", "wanted")
+    __slots__ = ("actor", "done", "greenlet", "looks", "name", "place", "ready", "time", "waits", "wanted")
 
     def __init__(self, name: str, actor: Actor, place: Any) -> None:
         self.name, self.actor, self.place = name, actor, place
@@ -132,6 +134,7 @@ class Agent:
         self.greenlet: Any = None
         self.ready: Callable[[], bool] | None = None
         self.waits: Callable[[], str] | None = None
+        self.looks: Callable[[], str] | None = None
         self.wanted: Sequence[Counter] = ()
         self.done = False
 
@@ -182,6 +185,7 @@ class Engine:
         self.agents: list[Agent] = []  # that have not ended
         self.ended: list[str] = []  # names of those that have
         self.flying: list[Operation] = []
+        self.idle = 0
         self.sites: list[Any] = [None]  # what a site number stands for; site 0 is unknown
         self.names: dict[int, list[tuple[int, str]]] = {}  # of components: (from epoch, name)
         self.current: Agent | None = None
@@ -226,16 +230,18 @@ class Engine:
         home: int = 0,
         duration: float = 0.0,
         views: int | None = None,
+        spare: tuple[int, int] | None = None,
     ) -> Operation:
         """Start an operation: at its completion `effect(actor)` runs, then each counter is raised by its amount.
 
         Arguments:
           home: the view that its accesses go through. views: they go through the first so many; default: all.
-          duration: in simulated seconds.
+          duration: in simulated seconds. spare: a component that it may have (`Registry.take_over`).
         """
         actor = None
+        self.idle = 0
         if self.tracking:
-            actor = self.registry.operation(name, agent.actor, home)
+            actor = self.registry.operation(name, agent.actor, home, spare)
             self.names.setdefault(actor.component, []).append((actor.epoch, name))
         ends = agent.time + duration
 
@@ -254,6 +260,8 @@ class Engine:
         if self.schedule == "eager":
             complete()
         else:
+            if len(self.flying) >= MOST_FLYING:
+                self.complete(self.flying[0])
             self.flying.append(operation)
             if actor is not None:
                 for counter, amount in signals:
@@ -262,6 +270,7 @@ class Engine:
 
     def complete(self, operation: Operation) -> None:
         """Let an operation complete now."""
+        self.idle = 0
         self.flying.remove(operation)
         operation.effect()
 
@@ -284,6 +293,7 @@ class Engine:
           wanted: the counters that it depends on.
           waits: for messages, what is waited for.
         """
+        self.idle = 0
         if self.random is not None:
             self.pause(agent)
         while not ready():
@@ -295,6 +305,7 @@ class Engine:
 
     def pause(self, agent: Agent) -> None:
         """A point where another agent may go on, and operations may complete, if the schedule is drawn at random."""
+        self.idle = 0
         if self.random is None:
             return
         while self.flying and self.random.random() < 0.5:
@@ -302,8 +313,22 @@ class Engine:
         if len(self.agents) > 1:
             agent.greenlet.parent.switch()
 
-    def yield_to_others(self, agent: Agent) -> None:
-        """Let every other agent that can go on do so once, and let one operation complete if nobody can."""
+    def yield_to_others(self, agent: Agent, looks: Callable[[], str] | None = None) -> None:
+        """Let every other agent that can go on do so once, and let one operation complete if nobody can.
+
+        Arguments:
+          looks: for messages, what the agent looks at, again and again; None: it computes.
+
+        Raises:
+          Deadlock: agents have looked very often, and nothing else happened.
+        """
+        if looks is not None:
+            self.idle += 1
+            agent.looks = looks
+        if self.idle > PATIENCE and not self.flying:
+            for each in self.agents:
+                each.waits = each.waits or each.looks
+            raise Deadlock(self.agents)
         if not any(a is not agent and (a.ready is None or a.ready()) for a in self.agents):
             if self.flying:
                 self.complete(self.flying[0])
@@ -336,6 +361,7 @@ class Engine:
                     agent.greenlet.parent = greenlet.getcurrent()
                     agent.greenlet.switch()
                     if agent.done:
+                        self.idle = 0
                         self.agents.remove(agent)
                         self.ended.append(agent.name)
                 elif self.flying and self.agents:

@@ -22,11 +22,13 @@ import numpy as np
 from jax import lax
 
 from palladion import mosaic_gpu as plgpu
+from palladion.errors import KernelFinding
 from palladion.language.gpu.refs import BarrierDType
 from palladion.simulator import report
 from palladion.simulator.code import location, placeholders
 from palladion.simulator.gpu import run as gpu_run
 from palladion.simulator.gpu.limits import equations
+from palladion.simulator.gpu.machine import Machine
 
 SYNCHRONISATION = frozenset({
     "barrier_arrive", "barrier_wait", "commit_smem", "wait_smem_to_gmem", "wait_gmem_to_smem", "commit_group",
@@ -35,7 +37,9 @@ SYNCHRONISATION = frozenset({
 })  # fmt: skip
 CONTROL = frozenset({"cond", "scan", "while", "run_scoped", "warp_map", "jit", "pjit"})
 _PREDICATED = frozenset({"barrier_arrive", "copy_gmem_to_smem", "tcgen05_commit_arrive"})
-_SLOTS = frozenset({"barrier_arrive", "barrier_wait", "copy_gmem_to_smem", "tcgen05_commit_arrive", "tcgen05_mma"})
+_SLOTS = frozenset(
+    {"barrier_arrive", "barrier_wait", "copy_gmem_to_smem", "tcgen05_commit_arrive", "tcgen05_mma"}
+)
 
 Edit = Callable[[list[Any], int], list[Any]]  # equations and the number of one of them to new equations
 Path = tuple[Any, ...]  # (number of an equation, parameter, position in it or None)* down to an inner jaxpr
@@ -133,7 +137,9 @@ def _retyped(jaxpr: Any, changes: dict[Any, Any]) -> Any:
             params = dict(eqn.params)
             for name, k, inner in inner_of(eqn):
                 given = inputs_of(eqn, name, inner)
-                there = {w: changes[v] for v, w in zip(given, inner.invars) if not hasattr(v, "val") and v in new}
+                there = {
+                    w: changes[v] for v, w in zip(given, inner.invars) if not hasattr(v, "val") and v in new
+                }
                 changed = _retyped(inner, there)
                 params[name] = changed if k is None else with_item(params[name], k, changed)
             invars = [v if hasattr(v, "val") else new.get(v, v) for v in eqn.invars]
@@ -239,13 +245,20 @@ def mutants(jaxpr: Any) -> list[Mutant]:
         for i, eqn in enumerate(eqns):
             name = str(eqn.primitive)
 
-            def add(how: str, detail: str, edit: Edit, past: Any = None, i=i, eqn=eqn, name=name, path=path) -> None:
+            def add(
+                how: str, detail: str, edit: Edit, past: Any = None, i=i, eqn=eqn, name=name, path=path
+            ) -> None:
                 found.append(Mutant(how, name, detail, location(eqn), path, i, edit, past, eqn))
 
             if name in SYNCHRONISATION:
                 add("removed", "", _remove)
                 for how, made in (("moved later", _later(eqns, i)), ("moved earlier", _earlier(eqns, i))):
-                    if made is not None:
+                    same = (
+                        made is not None
+                        and how == "moved earlier"
+                        and str(made[1].primitive) in SYNCHRONISATION
+                    )
+                    if made is not None and not same:  # the other one, moved later, is the same program
                         add(how, f"past {made[1].primitive}", made[0], made[1])
             for how, detail, edit in _counts(eqn, name):
                 add(how, detail, edit)
@@ -273,7 +286,11 @@ def _counts(eqn: Any, name: str) -> Iterator[tuple[str, str, Edit]]:
     if name == "wgmma_accumulator_load" and params["wait_n"] is not None:
         yield "wrong count", f"wait_n={params['wait_n'] + 1}", _with_params(wait_n=params["wait_n"] + 1)
     if name == "copy_smem_to_gmem":
-        yield "weaker", f"commit_group={not params['commit_group']}", _with_params(commit_group=not params["commit_group"])
+        yield (
+            "weaker",
+            f"commit_group={not params['commit_group']}",
+            _with_params(commit_group=not params["commit_group"]),
+        )
     if name == "copy_gmem_to_smem" and params["collective_axes"]:
         yield "weaker", "not collective", _with_params(collective_axes=(), leader_tracked=None)
     if name in ("semaphore_signal", "semaphore_signal_multicast", "semaphore_wait"):
@@ -282,12 +299,23 @@ def _counts(eqn: Any, name: str) -> Iterator[tuple[str, str, Edit]]:
         yield "wrong count", "-1", _with_operand(k, lambda v: v - 1)
     if name in _SLOTS and (bar := given_of(eqn).barrier) is not None:
         for transform in bar.transforms:
-            for d, (index, n) in enumerate(zip(getattr(transform, "indices", ()), getattr(transform, "shape", ()))):
+            for d, (index, n) in enumerate(
+                zip(getattr(transform, "indices", ()), getattr(transform, "shape", ()))
+            ):
                 if hasattr(index, "k") and n > 1:
-                    yield "wrong slot", f"dimension {d}", _with_operand(index.k, functools.partial(_next_slot, n))
+                    yield (
+                        "wrong slot",
+                        f"dimension {d}",
+                        _with_operand(index.k, functools.partial(_next_slot, n)),
+                    )
     if name in _PREDICATED and getattr(given_of(eqn).predicate, "k", None) is not None:
         yield "negated", "predicate", _with_operand(given_of(eqn).predicate.k, jnp.logical_not)
-    if name == "cond" and len(params["branches"]) == 2 and not eqn.outvars and _synchronises(params["branches"]):
+    if (
+        name == "cond"
+        and len(params["branches"]) == 2
+        and not eqn.outvars
+        and _synchronises(params["branches"])
+    ):
         yield "negated", "condition", _with_params(branches=tuple(reversed(params["branches"])))
 
 
@@ -317,7 +345,9 @@ def _types(jaxpr: Any, path: Path, variables: Sequence[Any]) -> Iterator[Mutant]
             changed.append(("weaker", "a Barrier", (now[0], now[1], None, False)))
         for how, detail, new in changed:
             inner = var.aval.inner_aval.update(dtype=BarrierDType(*new))
-            yield Mutant(how, kind, detail, var.aval.label, path, -1, var=var, aval=var.aval.update(inner_aval=inner))
+            yield Mutant(
+                how, kind, detail, var.aval.label, path, -1, var=var, aval=var.aval.update(inner_aval=inner)
+            )
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -364,10 +394,19 @@ class Call:
         return self.run(jaxpr, **how)
 
     def run(
-        self, jaxpr: Any = None, *, schedule: str | int | None = None, on_race: str = "raise", seconds: float = 20
+        self,
+        jaxpr: Any = None,
+        *,
+        schedule: str | int | None = None,
+        goes_on: bool = False,
+        seconds: float = 20,
     ) -> Outcome:
-        """Run it, with another kernel if one is given, for at most so many seconds."""
-        interpret = dataclasses.replace(self.prepared.interpret, schedule=schedule, on_race=on_race)
+        """Run it, with another kernel if one is given, for at most so many seconds.
+
+        Arguments:
+          goes_on: collect what is found instead of stopping at the first error, where the run can go on.
+        """
+        interpret = dataclasses.replace(self.prepared.interpret, schedule=schedule)
         params = {**self.prepared.params, "interpret": interpret}
         if jaxpr is not None:
             params["jaxpr"] = jaxpr
@@ -375,6 +414,9 @@ class Call:
         results: Any = ()
         message, error_kind = "", None
         keep, report.keep = report.keep, runs.append
+        raises = Machine.found
+        if goes_on:
+            Machine.found = _note
         before = signal.signal(signal.SIGVTALRM, _too_long)
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         try:
@@ -390,6 +432,7 @@ class Call:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, before)
             report.keep = keep
+            Machine.found = raises
         findings = [f for r in runs for f in r.findings]
         kinds = [f.kind for f in findings]
         found = [(f.kind, f.where, f.operand) for f in findings]
@@ -402,6 +445,15 @@ class Call:
 
 
 _simulate = gpu_run.simulate
+_found = Machine.found
+
+
+def _note(machine: Machine, kind: str, message: str, **how: Any) -> None:
+    try:
+        _found(machine, kind, message, **how)
+    except KernelFinding:
+        if kind in ("deadlock", "collective-mismatch", "out-of-bounds"):
+            raise
 
 
 def _too_long(*_: Any) -> None:
@@ -431,7 +483,9 @@ def calls_of(program: str, run: Callable[[], Any], arch: str | None, **options: 
 
 def same(a: Outcome, b: Outcome) -> bool:
     """Whether two runs gave the same results, bit by bit."""
-    return len(a.results) == len(b.results) and all(x.tobytes() == y.tobytes() for x, y in zip(a.results, b.results))
+    return len(a.results) == len(b.results) and all(
+        x.tobytes() == y.tobytes() for x, y in zip(a.results, b.results)
+    )
 
 
 __all__ = ["SYNCHRONISATION", "Call", "Mutant", "Outcome", "calls_of", "equations", "mutants", "same", "walk"]

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,3 +56,17 @@ def test_kept(rule, way, schedule):
     assert program.expected is not None
     for got, expected in zip(results, program.expected, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_the_table_of_the_docs_names_what_there_is():
+    """Each test that `docs/gpu_findings.md` names exists, and each rule is in it."""
+    here = Path(__file__).parent
+    text = (here.parents[2] / "docs" / "gpu_findings.md").read_text()
+    cells = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| ") and " | `" in line]
+    named = {name for cell in cells for name in re.findall(r"`([\w/.]+(?:::\w+)?)`", cell)}
+    for name in named - set(RULES):
+        file, _, test = name.partition("::")
+        where = here.parents[1] / "language" / "gpu" if file.startswith("language/") else here
+        assert f"\ndef {test}(" in (where / file.removeprefix("language/")).read_text(), name
+    assert set(RULES) <= named, sorted(set(RULES) - named)
+    assert len(named) > 100

@@ -18,7 +18,7 @@ from palladion.compiler.cpu.unit import Unit
 from palladion.compiler.reports import CompiledCall, Fact, Remark
 
 
-def compile_call(params: dict[str, Any]) -> CompiledCall:
+def compile_call(params: dict[str, Any], target_name: str = "cpu") -> CompiledCall:
     """Compile a call, from the parameters of its `pallas_call` equation.
 
     Raises: UnsupportedPrimitive, TypeError, UnsupportedHost: why it has no native code.
@@ -52,7 +52,7 @@ def compile_call(params: dict[str, Any]) -> CompiledCall:
         "llvm": lambda: text,
         "asm": lambda: cache.assembly(text),
     }
-    return CompiledCall("cpu", unit.name, facts=facts, remarks=(*_axes(unit), *_loops(unit)), _stages=stages)
+    return CompiledCall(target_name, unit.name, facts=facts, remarks=(*_axes(unit), *_loops(unit)), _stages=stages)
 
 
 def _why_so_few(unit: Unit, description: runtime.KernelDescription) -> str:

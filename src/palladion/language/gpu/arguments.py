@@ -137,6 +137,58 @@ def same_type(src: Any, dst: Any, shape: Sequence[int], what: str) -> None:
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
+def an_array(name: str, x: Any) -> jax.Array:
+    """An array argument.
+
+    Raises:
+      TypeError: a Ref, or something that is no array.
+    """
+    if is_ref(x):
+        raise mistake(TypeError, f"{name} takes an array; {label_of(x)} is a Ref.", hint="read it first: x_ref[...]")
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError):
+        raise mistake(
+            TypeError, f"{name} takes an array, not {_described(x)}.", hint="a value: x_ref[...], jnp.zeros(shape)"
+        ) from None
+
+
+def a_dtype(name: str, what: str, dtype: Any) -> np.dtype:
+    """A dtype argument.
+
+    Raises:
+      TypeError: it is none.
+    """
+    try:
+        if dtype is None or is_ref(dtype) or isinstance(dtype, (jax.Array, np.ndarray, np.generic)):
+            raise TypeError
+        found = jnp.dtype(dtype)
+        if found.names is not None or (found.kind in "SUVOMm" and not jnp.issubdtype(found, np.number)):
+            raise TypeError
+    except (TypeError, ValueError):
+        raise mistake(TypeError, f"The {what} of {name} is {_described(dtype)}; it must be a dtype.",
+                      hint="jnp.float32, jnp.int32, x.dtype …") from None  # fmt: skip
+    return found
+
+
+def integers(name: str, what: str, given: Any, hint: str) -> tuple[int, ...]:
+    """A sequence of Python integers, none negative.
+
+    Raises:
+      TypeError: something else. ValueError: a negative one.
+    """
+    try:
+        found = tuple(operator.index(n) for n in given) if isinstance(given, (tuple, list)) else None
+    except TypeError:
+        found = None
+    if found is None:
+        headline = f"The {what} of {name} is {_described(given)}; it must be a tuple of integers."
+        raise mistake(TypeError, headline, hint=hint)
+    if any(n < 0 for n in found):
+        raise mistake(ValueError, f"The {what} of {name} is {found}; sizes cannot be negative.", hint=hint)
+    return found
+
+
 def a_predicate(name: str, predicate: Any) -> Any:
     """A boolean scalar as an operand; None for None and True: the operation always happens.
 
@@ -181,7 +233,7 @@ def an_operation(name: str, what: str, op: Any, allowed: Sequence[str], dtype: A
     Raises:
       ValueError: an unknown one. TypeError: one that the dtype does not have.
     """
-    if op not in allowed:
+    if not isinstance(op, str) or op not in allowed:
         raise mistake(
             ValueError,
             f"The {what} of {name} is {kind_of(op)}, which is not one.",

@@ -99,27 +99,42 @@ def atomic_add(ref: Any, val: Any, *, optimized: bool = True) -> None:
 
 
 def atomic_max(ref: Any, val: Any, *, optimized: bool = True) -> None:
-    """Keep the larger of what memory holds and `val`, each element atomically. Arguments as `atomic_add`."""
+    """Keep the larger of what memory holds and `val`, each element atomically.
+
+    Arguments: ref, val, optimized: as in `atomic_add`. Errors are those of `atomic_add`.
+    """
     _atomic("max", ref, val, optimized)
 
 
 def atomic_min(ref: Any, val: Any, *, optimized: bool = True) -> None:
-    """Keep the smaller of what memory holds and `val`, each element atomically. Arguments as `atomic_add`."""
+    """Keep the smaller of what memory holds and `val`, each element atomically.
+
+    Arguments: ref, val, optimized: as in `atomic_add`. Errors are those of `atomic_add`.
+    """
     _atomic("min", ref, val, optimized)
 
 
 def atomic_and(ref: Any, val: Any, *, optimized: bool = True) -> None:
-    """Combine memory with `val` by bitwise and, each element atomically. Arguments as `atomic_add`; integers only."""
+    """Combine memory with `val` by bitwise and, each element atomically; integers only.
+
+    Arguments: ref, val, optimized: as in `atomic_add`. Errors are those of `atomic_add`.
+    """
     _atomic("and", ref, val, optimized)
 
 
 def atomic_or(ref: Any, val: Any, *, optimized: bool = True) -> None:
-    """Combine memory with `val` by bitwise or, each element atomically. Arguments as `atomic_add`; integers only."""
+    """Combine memory with `val` by bitwise or, each element atomically; integers only.
+
+    Arguments: ref, val, optimized: as in `atomic_add`. Errors are those of `atomic_add`.
+    """
     _atomic("or", ref, val, optimized)
 
 
 def atomic_xor(ref: Any, val: Any, *, optimized: bool = True) -> None:
-    """Combine memory with `val` by bitwise exclusive or, each element atomically. Arguments as `atomic_add`."""
+    """Combine memory with `val` by bitwise exclusive or, each element atomically; integers only.
+
+    Arguments: ref, val, optimized: as in `atomic_add`. Errors are those of `atomic_add`.
+    """
     _atomic("xor", ref, val, optimized)
 
 

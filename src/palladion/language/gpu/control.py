@@ -25,7 +25,7 @@ from palladion import jaxlink, locations
 from palladion.errors import UnsupportedPrimitive, explain, kind_of, mistake
 from palladion.language import frames
 from palladion.language.check import refuse_result
-from palladion.language.gpu.arguments import a_ref, cluster_axes, one_barrier, print_operands
+from palladion.language.gpu.arguments import a_ref, axis_names, cluster_axes, one_barrier, print_operands
 from palladion.language.gpu.memory import SMEM, GPUMemoryRef, storage_transforms
 from palladion.language.gpu.mesh import WARPS
 from palladion.language.gpu.primitives import MACHINE, bind, gpu_primitive, on_gpu
@@ -185,7 +185,7 @@ def query_cluster_cancel(result_ref: Any, grid_names: Sequence[Hashable]) -> tup
     function = "plgpu.query_cluster_cancel"
     frame = frames.required(function)
     result = _one_result(function, result_ref)
-    names = (grid_names,) if isinstance(grid_names, str) else tuple(grid_names)
+    names = axis_names(function, "grid_names", grid_names)
     of_grid = tuple(getattr(frame.mesh, "grid_names", ()))
     for name in names:
         if name not in of_grid:
@@ -294,6 +294,8 @@ class RefType:
 
 def inline_mgpu(*, arg_types: Any = (), return_type: Any = None) -> Any:
     """Code of the Mosaic GPU compiler in the middle of a kernel, which no other machine can run.
+
+    Arguments: arg_types, return_type: of the function that it decorates, as in JAX 0.12; not looked at.
 
     Raises:
       UnsupportedPrimitive: always, where the kernel calls the function that this decorates.

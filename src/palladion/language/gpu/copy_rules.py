@@ -108,7 +108,7 @@ def check_windows(name: str, src: RefView) -> None:
 def reduction(name: str, op: Any, dtype: Any) -> str:
     allowed = (*REDUCTIONS, *_SIGNED, *_UNSIGNED)
     for spelled, kind in ((_SIGNED, jnp.signedinteger), (_UNSIGNED, jnp.unsignedinteger)):
-        if op in spelled:
+        if isinstance(op, str) and op in spelled:
             if not jnp.issubdtype(dtype, kind):
                 headline = f"The reduction_op {op!r} of {name} is not for {dtype}."
                 raise mistake(TypeError, headline, hint=f"{spelled[op]!r}, which goes by the dtype")

@@ -17,10 +17,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from palladion.errors import kind_of, mistake
-from palladion.language.gpu.arguments import print_operands
+from palladion.language.gpu.arguments import a_dtype, an_array, integers, print_operands
 from palladion.language.gpu.layout_values import Layout as Layout
 from palladion.language.gpu.layout_values import ParameterizedLayout as ParameterizedLayout
 from palladion.language.gpu.layout_values import ReducedLayout as ReducedLayout
@@ -31,7 +32,7 @@ from palladion.language.gpu.layout_values import TMEMLayout as TMEMLayout
 from palladion.language.gpu.layout_values import check_fits, checked_layout
 from palladion.language.gpu.primitives import bind, gpu_primitive
 from palladion.language.gpu.refs import storage_of
-from palladion.language.indices import is_ref, label_of
+from palladion.language.indices import is_ref
 
 
 class Cast(NamedTuple):
@@ -49,14 +50,6 @@ class Show(NamedTuple):
 layout_cast_p = gpu_primitive("layout_cast", results=lambda cast, _: [cast.x], effect=False)
 print_layout_p = gpu_primitive("print_layout")
 print_operands(layout_cast_p, print_layout_p)
-
-
-def _array(function: str, x: Any) -> jax.Array:
-    if is_ref(x):
-        raise mistake(
-            TypeError, f"{function} takes an array; {label_of(x)} is a Ref.", hint="read it first: x_ref[...]"
-        )
-    return jnp.asarray(x)
 
 
 def layout_cast(x: Any, new_layout: Any) -> Any:
@@ -78,7 +71,7 @@ def layout_cast(x: Any, new_layout: Any) -> Any:
     layout = checked_layout("plgpu.layout_cast", new_layout)
 
     def one(leaf: Any) -> jax.Array:
-        array = _array("plgpu.layout_cast", leaf)
+        array = an_array("plgpu.layout_cast", leaf)
         check_fits(layout, array.shape)
         return bind("plgpu.layout_cast", layout_cast_p, Cast(array), layout=layout)[0]
 
@@ -145,8 +138,19 @@ def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int, *, layout
     Arguments:
       dtype, shape, dimension: as `jax.lax.broadcasted_iota`.
       layout: a `plgpu.Layout`; None leaves it open.
+
+    Raises:
+      TypeError, ValueError: no dtype, no shape, or a dimension that it does not have.
     """
-    result = lax.broadcasted_iota(dtype, tuple(shape), dimension)
+    name = "plgpu.broadcasted_iota"
+    sizes = integers(name, "shape", shape, "shape=(64, 128)")
+    if not isinstance(dimension, (int, np.integer)) or not 0 <= dimension < len(sizes):
+        headline = f"The dimension of {name} is {kind_of(dimension)}, which the shape {sizes} does not have."
+        raise mistake(ValueError, headline, hint="count from 0")
+    kind = a_dtype(name, "dtype", dtype)
+    if not jnp.issubdtype(kind, np.number):
+        raise mistake(TypeError, f"The dtype of {name} is {kind}; indices are numbers.", hint="jnp.int32")
+    result = lax.broadcasted_iota(kind, sizes, int(dimension))
     return result if layout is None else layout_cast(result, layout)
 
 
@@ -173,7 +177,7 @@ def print_layout(fmt: str, x: Any) -> None:
     if is_ref(x):
         print(fmt.format(", ".join(map(repr, storage_of(x).transforms)) or "row-major"))
         return
-    bind("plgpu.print_layout", print_layout_p, Show(jnp.asarray(x)), fmt=fmt)
+    bind("plgpu.print_layout", print_layout_p, Show(an_array("plgpu.print_layout", x)), fmt=fmt)
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -191,7 +195,19 @@ def _reduction(name: str, reduce: Callable[..., jax.Array]) -> Callable[..., Any
                 raise mistake(ValueError, headline, hint="how many partial results each lane keeps at once: 2, 4 …")
         if isinstance(axis, list):
             axis = tuple(axis)
-        one = lambda leaf: reduce(_array(f"plgpu.{name}", leaf), axis=axis, keepdims=keepdims)
+        dims = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+        if not all(isinstance(d, (int, np.integer)) for d in dims) or not isinstance(keepdims, (bool, np.bool_)):
+            wrong = kind_of(axis if isinstance(keepdims, (bool, np.bool_)) else keepdims)
+            headline = f"plgpu.{name} takes axis=an integer or a tuple of them and keepdims=True or False, not {wrong}."
+            raise mistake(TypeError, headline, hint="axis=1 gives a value for each row")
+
+        def one(leaf: Any) -> jax.Array:
+            array = an_array(f"plgpu.{name}", leaf)
+            if len({d % array.ndim if -array.ndim <= d < array.ndim else None for d in dims} - {None}) != len(dims):
+                headline = f"plgpu.{name}: axis={axis!r} of an array of shape {array.shape}."
+                raise mistake(ValueError, headline, hint=f"each axis once, from 0 to {array.ndim - 1}")
+            return reduce(array, axis=axis, keepdims=keepdims)
+
         return jax.tree.map(one, x, is_leaf=is_ref)
 
     call.__name__ = call.__qualname__ = name
@@ -232,6 +248,9 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> Literal[128, 64, 32, 16
     Raises:
       ValueError: not a multiple of 16 bytes.
     """
+    if isinstance(minor_dim_bits, bool) or not isinstance(minor_dim_bits, (int, np.integer)) or minor_dim_bits < 1:
+        headline = f"The minor_dim_bits of plgpu.find_swizzle is {kind_of(minor_dim_bits)}; it is a positive integer."
+        raise mistake(TypeError, headline, hint="x.shape[-1] * jax.dtypes.itemsize_bits(x.dtype)")
     for swizzle in (128, 64, 32, 16):
         if minor_dim_bits % (swizzle * 8) == 0:
             return swizzle  # pyright: ignore[reportReturnType]
@@ -255,7 +274,9 @@ def format_tcgen05_sparse_metadata(meta: jax.Array, operand_dtype: Any) -> jax.A
     Raises:
       ValueError: another shape, or sizes that are no multiples of 128. TypeError: another width.
     """
-    bits = jax.dtypes.itemsize_bits(jnp.dtype(operand_dtype))
+    name = "plgpu.format_tcgen05_sparse_metadata"
+    meta = an_array(name, meta)
+    bits = jax.dtypes.itemsize_bits(a_dtype(name, "operand_dtype", operand_dtype))
     if bits not in (8, 16):
         headline = f"Metadata of sparse operands is for 16-bit and 8-bit dtypes, not {jnp.dtype(operand_dtype)}."
         raise mistake(TypeError, headline, hint="jnp.float16, jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn …")

@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import jaxlink, locations
+from palladion import locations
 from palladion.errors import count_of, explain, kind_of, mistake
 from palladion.language import frames, ops
+from palladion.language.gpu.arguments import axis_names
 from palladion.language.gpu.barriers import Barrier, ClusterBarrier, barrier_arrive, barrier_wait
 from palladion.language.gpu.carry import Carry
 from palladion.language.gpu.control import TryClusterCancelResult, query_cluster_cancel, try_cluster_cancel
@@ -194,7 +195,7 @@ def nd_loop(
 
 
 def _mesh_axes(owner: str, axes: Any) -> tuple[Any, ...]:
-    names: tuple[Any, ...] = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    names = axis_names(owner, "collective_axes", axes)
     known = frames.required(owner).cores
     for name in names:
         if name not in known:
@@ -265,7 +266,7 @@ def dynamic_scheduling_loop(
     """
     owner = "plgpu.dynamic_scheduling_loop"
     frame = frames.required(owner)
-    names = tuple(grid_names) if isinstance(grid_names, (tuple, list)) else (grid_names,)
+    names = axis_names(owner, "grid_names", grid_names)
     of_grid = tuple(getattr(frame.mesh, "grid_names", ()))
     for name in names:
         if name not in of_grid:
@@ -278,7 +279,7 @@ def dynamic_scheduling_loop(
         headline = f"{owner}: thread_axis is {thread_axis!r}, but the threads of the kernel are along {mesh_threads!r}."
         raise mistake(ValueError, headline, hint=f"thread_axis={mesh_threads!r}: all threads of a block run the loop")
     of_cluster = tuple(getattr(frame.mesh, "cluster_names", ()))
-    axes: tuple[Any, ...] = tuple(cluster_axes) if isinstance(cluster_axes, (tuple, list)) else (cluster_axes,)
+    axes = axis_names(owner, "cluster_axes", cluster_axes)
     axes = tuple(a for a in axes or of_cluster if frame.cores.get(a) != 1)
 
     def decorate(body: Callable[..., Any]) -> Any:
@@ -349,15 +350,19 @@ def planar_snake(
     Raises:
       ValueError: a shape that is not of two sizes, a minor_dim that is neither 0 nor 1, a width that is not positive.
     """
-    if len(shape) != 2:
+    if not isinstance(shape, (tuple, list)) or len(shape) != 2:
         raise mistake(ValueError, f"plgpu.planar_snake orders a plane of tiles, but its shape is {shape!r}.",
                       hint="shape=(rows, columns)")  # fmt: skip
-    if minor_dim not in (0, 1):
+    if not isinstance(minor_dim, (int, np.integer)) or minor_dim not in (0, 1):
         headline = f"The minor_dim of plgpu.planar_snake is {minor_dim!r}; a plane has the dimensions 0 and 1."
         raise mistake(ValueError, headline, hint="minor_dim=1 for columns that vary fastest")
-    if isinstance(tile_width, jaxlink.Tracer) or tile_width < 1:
+    if isinstance(tile_width, bool) or not isinstance(tile_width, (int, np.integer)) or tile_width < 1:
         headline = f"The tile_width of plgpu.planar_snake is {kind_of(tile_width)}; it must be a positive integer."
         raise mistake(ValueError, headline, hint="tile_width=4, say")
+    for what, n in (("lin_idx", lin_idx), ("shape[0]", shape[0]), ("shape[1]", shape[1])):
+        if np.ndim(n) or not jnp.issubdtype(getattr(n, "dtype", type(n)), np.integer):
+            headline = f"The {what} of plgpu.planar_snake is {kind_of(n)}; it must be an integer."
+            raise mistake(TypeError, headline, hint="a Python integer or an int32 scalar")
     width = np.int32(tile_width)
     major, minor = int32(shape[1 - int(minor_dim)]), int32(shape[int(minor_dim)])
     number = int32(lin_idx)

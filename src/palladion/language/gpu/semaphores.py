@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -67,9 +68,13 @@ class SemaphoreType(enum.Enum):
           shape: ints.
 
         Raises:
-          TypeError, ValueError: a dimension is not a non-negative integer.
+          TypeError, ValueError: a dimension is not a non-negative integer, or there are more than 2**20.
         """
-        return GPUMemoryRef(memory_ref(GMEM, shape, self.dtype).inner_aval, GMEM)
+        aval = memory_ref(GMEM, shape, self.dtype).inner_aval
+        if math.prod(aval.shape) > _MOST:
+            headline = f"An array of semaphores of shape {aval.shape}: there can be at most {_MOST:,} in one."
+            raise mistake(ValueError, headline, hint="shape=(2,): two semaphores")
+        return GPUMemoryRef(aval, GMEM)
 
     def get_array_aval(self) -> Any:
         """The type of one semaphore as an array of shape ()."""
@@ -81,6 +86,7 @@ class SemaphoreType(enum.Enum):
 
 
 Semaphore = SemaphoreType
+_MOST = 1 << 20
 
 
 class Multi(NamedTuple):

@@ -27,7 +27,7 @@ import numpy as np
 from palladion import jaxlink
 from palladion.errors import Finding, KernelFinding, kind_of, mistake
 from palladion.language.gpu import mma_rules
-from palladion.language.gpu.arguments import a_predicate, cluster_axes, one_barrier, print_operands
+from palladion.language.gpu.arguments import a_predicate, an_array, cluster_axes, one_barrier, print_operands
 from palladion.language.gpu.barriers import Bar
 from palladion.language.gpu.layout_values import check_fits, checked_layout
 from palladion.language.gpu.mma import Nothing
@@ -146,7 +146,7 @@ def async_store_tmem(ref: Any, value: Any) -> None:
     if is_ref(value):
         headline = f"{name} stores an array; {label_of(value)} is a Ref."
         raise mistake(TypeError, headline, hint="read it first: smem_ref[...]")
-    value = jnp.asarray(value)
+    value = an_array(name, value)
     weak = jaxlink.is_weak(value) and value.ndim == 0
     if tuple(value.shape) != tuple(view.shape) or (value.dtype != view.dtype and not weak):
         raise mistake(

@@ -164,9 +164,18 @@ def approx_tanh(x: jax.Array) -> jax.Array:
     """
     if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         raise TypeError(f"approx_tanh takes floating-point arrays, not {jnp.result_type(x)}.")
+    return _approx_tanh(x)
+
+
+APPROX_TANH = "pltriton.approx_tanh"  # by this name of a jitted function the Triton compiler knows it
+
+
+def _tanh(x: jax.Array) -> jax.Array:
     return jnp.tanh(x)
 
 
+_tanh.__name__ = _tanh.__qualname__ = APPROX_TANH
+_approx_tanh = jax.jit(_tanh)
 max_contiguous_p = jaxlink.Primitive("max_contiguous")
 max_contiguous_p.def_abstract_eval(lambda x, *, values: jaxlink.ShapedArray(x.shape, x.dtype))
 

@@ -10,6 +10,7 @@ Source: the Mosaic GPU reference, "Collective allocations in pl.run_scoped", "Gl
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from palladion.simulator.gpu.barriers import Barriers
 from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import GENERIC, Block, Machine, Semaphores, Thread
 from palladion.simulator.gpu.memory import BARRIER_BYTES, smem_bytes, tmem_columns
+from palladion.simulator.gpu.unions import allocate_all
 from palladion.simulator.gpu.views import Elsewhere
 
 TRANSPARENT = (BarrierDType, SemaphoreDType)
@@ -37,9 +39,8 @@ def allocate(thread: Thread, aval: Any, key: Any, where: str | None) -> tuple[An
     """Make a buffer, or barriers, of a block, or semaphores; and where it begins in SMEM (None: it is not there)."""
     block, machine, label = thread.block, thread.machine, aval.label
     if isinstance(aval.dtype, BarrierDType):
-        made = Barriers(aval.shape, aval.dtype, label, block, key)
-        block.memory.take_smem(BARRIER_BYTES * made.barriers.size, label, where)
-        return made, None
+        block.memory.take_smem(BARRIER_BYTES * math.prod(aval.shape), label, where)
+        return Barriers(aval.shape, aval.dtype, label, block, key), None
     if isinstance(aval.dtype, SemaphoreDType):
         buffers = block.device.buffers
         if key not in buffers:
@@ -50,14 +51,14 @@ def allocate(thread: Thread, aval: Any, key: Any, where: str | None) -> tuple[An
         made = Buffer(machine.empty(aval.shape, aval.dtype), label, aval.memory_space, thread, key, machine.tracking)
         made.given().data[...] = 0
         return made, None
-    made = Buffer(machine.empty(aval.shape, aval.dtype), label, aval.memory_space, block, key, machine.tracking)
+    start = None
     if aval.memory_space is MemorySpace.TMEM:
         block.memory.take_tmem(tmem_columns(aval.shape, aval.dtype, storage_of(aval).packed), label, where)
-        return made, None
-    if aval.memory_space is MemorySpace.GMEM:
-        return made, None
-    start = block.memory.take_smem(smem_bytes(aval.shape, aval.dtype), label, where)
-    block.memory.haunt(made, start)
+    elif aval.memory_space is not MemorySpace.GMEM:
+        start = block.memory.take_smem(smem_bytes(aval.shape, aval.dtype), label, where)
+    made = Buffer(machine.empty(aval.shape, aval.dtype), label, aval.memory_space, block, key, machine.tracking)
+    if start is not None:
+        block.memory.haunt(made, start)
     return made, start
 
 
@@ -65,11 +66,13 @@ def _check_registers(thread: Thread, aval: Any, where: str | None) -> None:
     machine = thread.machine
     registers = -(-aval.shape[0] * aval.shape[1] * aval.dtype.itemsize // 4 // 128)
     limit = machine.chip.registers_per_thread
-    if registers > limit:
+    others, thread.accumulators = thread.accumulators, thread.accumulators + registers
+    if thread.accumulators > limit:
+        more = f" beside the {others} of other accumulators" if others else ""
         machine.found(
             "register-overflow",
             f"Register overflow: {aval.label}, an accumulator of shape {aval.shape}, takes {registers} registers of "
-            f"each CUDA thread, and there are {limit}.",
+            f"each CUDA thread{more}, and there are {limit}.",
             where=where,
             when=thread.when(),
             operand=aval.label,
@@ -153,6 +156,7 @@ class Scope:
         self.where = location(eqn)
         self.key: Any = None
         self.made: list[Any] = []
+        self.accumulators = self.thread.accumulators
 
     def enter(self) -> list[Any]:
         """Allocate."""
@@ -165,10 +169,11 @@ class Scope:
         meet(self.agent, (self.key, "enter"), f"the collective pl.run_scoped at {self.where}", self.eqn)
         if self.key not in block.buffers:
             marks = block.memory.marks()
-            made = [
-                None if is_private(a) else allocate(self.thread, a, (*self.key, k), self.where)
-                for k, a in enumerate(self.avals)
-            ]
+            made = allocate_all(
+                block.memory,
+                self.avals,
+                lambda k, a: None if is_private(a) else allocate(self.thread, a, (*self.key, k), self.where),
+            )
             block.buffers[self.key] = marks, made
             for k, pair in enumerate(made):
                 if pair is not None:
@@ -197,6 +202,7 @@ class Scope:
 
     def leave(self) -> None:
         """Check what is left over, and free."""
+        self.thread.accumulators = self.accumulators
         if not self.shared:
             return
         block, machine = self.thread.block, self.machine

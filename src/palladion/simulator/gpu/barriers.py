@@ -347,8 +347,9 @@ def _test(compiler: Compiler, eqn: Any) -> Callable:
     end = End(eqn, given.barrier)
 
     def test(agent: Agent, *operands: Any) -> list:
-        agent.place.machine.engine.yield_to_others(agent)  # a loop that tests until it is complete must let it complete
         barrier = end.of(agent, operands).one(end.region(operands))
+        nth = barrier.seen(agent.place) + 1  # a loop that tests until it is complete must let it complete
+        agent.place.machine.engine.yield_to_others(agent, Waiting(barrier, nth, eqn))
         return [np.bool_(barrier.completed > barrier.seen(agent.place))]
 
     return test

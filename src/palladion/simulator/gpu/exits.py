@@ -32,7 +32,9 @@ def check(block: Block) -> None:
     Warns of a "race": an access by another block that nothing orders before this one's end.
     """
     known, machine = block.known, block.machine
-    for made in block.buffers.values() if known is not None else ():
+    if known is None:
+        return
+    for made in block.buffers.values():
         if not isinstance(made, Buffer):
             continue
         for stamp in sorted(made.stamps()):

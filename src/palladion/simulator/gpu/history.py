@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from palladion.language.dtypes import unwritten
 from palladion.simulator import memory
 from palladion.simulator.clocks import Actor, component_of, epoch_of, stamp
 from palladion.simulator.memory import GIVEN, Conflict, Index, Region, conflict_of, one_stamp
@@ -29,15 +30,18 @@ class Buffer(memory.Buffer):
     Attributes:
       cuts: of each dimension, where its cells begin, and its end.
       readers: further reads, by component: stamps of cells.
+      rivals: buffers in the same memory, which a `RefUnion` has; used: whether this one was used since.
     """
 
-    __slots__ = ("_found", "_reads", "_writes", "cuts")
+    __slots__ = ("_found", "_reads", "_writes", "cuts", "rivals", "used")
 
     def __init__(
         self, data: np.ndarray, label: str, space: Any = None, place: Any = None, key: Any = None, tracked: bool = False
     ) -> None:
         super().__init__(data, label, space, place, key)
         self.cuts = [[0, n] for n in data.shape]
+        self.rivals: list[Buffer] = []
+        self.used = False
         self._found: dict[Any, Cells | None] = {}  # of views that were seen: their cells, until something is cut
         if tracked:
             self._writes = np.zeros((1,) * data.ndim, np.int64)
@@ -60,6 +64,8 @@ class Buffer(memory.Buffer):
         if self.whole is not None:
             assert isinstance(self.whole, Buffer) and self.index is not None
             return self.whole._cells(Region((("index", self.index[:-1]), *region.views)))
+        if self.rivals:
+            self._take_over()
         try:
             return self, self._found[region.views], None
         except (KeyError, TypeError):  # an index array has no hash
@@ -135,6 +141,20 @@ class Buffer(memory.Buffer):
             if len(self.cuts[axis]) != n + 1:
                 self._cut_at(axis, list(range(n + 1)))
         return region.before_bitcast()
+
+    def _take_over(self) -> None:
+        """This buffer is used: what its rivals held is gone, and who accessed them must be done."""
+        for rival in self.rivals:
+            if rival.used:
+                stamps = rival.stamps()
+                for other in rival.rivals:
+                    for each in stamps:
+                        other.note_earlier(each)
+                rival.used = False
+                rival._writes[...] = rival._reads[...] = 0
+                rival.readers.clear()
+                rival.data[...] = unwritten(rival.data.dtype)
+        self.used = True
 
     # --- noting and checking ------------------------------------------------------------------------------------------
     def _own_reads(self, component: int) -> np.ndarray:

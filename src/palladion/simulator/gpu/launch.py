@@ -16,6 +16,7 @@ from palladion.simulator.gpu.allocation import allocate
 from palladion.simulator.gpu.barriers import Barriers
 from palladion.simulator.gpu.departure import Departures
 from palladion.simulator.gpu.machine import Block, Cluster, Device, Machine, Semaphores, Thread, location_of
+from palladion.simulator.gpu.unions import allocate_all
 
 THREADS_PER_SM, LANES = 2048, 128
 
@@ -77,10 +78,11 @@ class Launcher:
         if first == len(self.refs):
             return
         thread = Thread(block, 0, {})
-        for k, aval in enumerate(self.refs[first:]):
-            key = ("scratch", k)
-            made, _ = allocate(thread, aval, key, None)
-            block.buffers[key] = made
+        made = allocate_all(
+            block.memory, self.refs[first:], lambda k, aval: allocate(thread, aval, ("scratch", k), None)
+        )
+        for k, (thing, _) in enumerate(made):
+            block.buffers["scratch", k] = thing
 
     def _num_scratch(self) -> int:
         gm = self.run.gm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from palladion.simulator.code import location, placeholders
 from palladion.simulator.gpu.boxes import is_gather
 from palladion.simulator.gpu.chip import CHIPS
 from palladion.simulator.gpu.memory import BARRIER_BYTES, smem_bytes
+from palladion.simulator.gpu.unions import bytes_of
 
 BLACKWELL = {
     tcgen05.tcgen05_mma_p, tcgen05.async_load_tmem_p, tcgen05.async_store_tmem_p, tcgen05.tcgen05_commit_arrive_p,
@@ -104,7 +106,7 @@ def check(jaxpr: Any, arch: str, params: Any) -> None:
 
 def smem_of(jaxpr: Any) -> int:
     """Bytes of SMEM that a block takes, scopes included."""
-    first = sum(_bytes(v.aval) for v in jaxpr.invars)
+    first = bytes_of([v.aval for v in jaxpr.invars], _bytes)
     return first + _scopes(jaxpr)
 
 
@@ -115,7 +117,7 @@ def _scopes(jaxpr: Any) -> int:
         size = max(map(_scopes, inner), default=0)
         if eqn.primitive is ops.run_scoped_p:
             scoped = eqn.params["jaxpr"].invars
-            size += sum(_bytes(v.aval) for v in scoped[len(scoped) - eqn.params["num_scoped"] :])
+            size += bytes_of([v.aval for v in scoped[len(scoped) - eqn.params["num_scoped"] :]], _bytes)
         most = max(most, size)
     return most
 
@@ -124,7 +126,7 @@ def _bytes(aval: Any) -> int:
     if getattr(aval, "memory_space", None) is not MemorySpace.SMEM:
         return 0
     if isinstance(aval.dtype, BarrierDType):
-        return BARRIER_BYTES
+        return BARRIER_BYTES * math.prod(aval.shape)
     return 0 if isinstance(aval.dtype, SemaphoreDType) else smem_bytes(aval.shape, aval.dtype)
 
 

@@ -170,11 +170,12 @@ class Thread:
       parent: of a warp, its thread. axes: coordinates along all named axes. agent: who runs it.
       ids, sizes: the program that it runs, and the grid.
       wgmmas: in flight, oldest first. groups: committed groups of SMEM-to-GMEM stores, oldest first, each a list of
-        (read, write) operations; open: stores that are not in a group yet.
+        (read, write) operations; open: stores that are not in a group yet; spare: components for later stores.
       fetches: non-TMA copies to SMEM in flight. loads, stores: of TMEM in flight.
       products: of each warp (0 for the thread itself), tcgen05 operations whose completion no barrier tells of yet.
       tensor: of each warp, the operations of the tensor core that it issued, which complete in order.
       visits: how often it came to each equation that counts.
+      accumulators: registers of each CUDA thread that its accumulators take.
       warps: its warps in `warp_map`, by the name of their axis.
       before: how often it had waited on each barrier when it was made (a warp: its thread's waits).
     """
@@ -190,12 +191,14 @@ class Thread:
         self.wgmmas: list[Operation] = []
         self.groups: list[list[tuple[Operation, Operation]]] = []
         self.open: list[tuple[Operation, Operation]] = []
+        self.spare: list[tuple[int, int]] = []
         self.fetches: list[Operation] = []
         self.loads: list[Operation] = []
         self.stores: list[Operation] = []
         self.products: dict[int, list[Operation]] = {}
         self.tensor: dict[int, Any] = {}
         self.visits: dict[Any, int] = {}
+        self.accumulators = 0
         self.warps: dict[Any, list[Thread]] = {}
 
     @functools.cached_property

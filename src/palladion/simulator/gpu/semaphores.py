@@ -34,6 +34,16 @@ class Waiting:
         return f"{self.counter.label} to reach {self.amount} (it is {self.counter.value})"
 
 
+class Looking:
+    """Says what an agent looks at, again and again; `eqn` is the line."""
+
+    def __init__(self, counter: Any, eqn: Any) -> None:
+        self.counter, self.eqn = counter, eqn
+
+    def __call__(self) -> str:
+        return f"a change of {self.counter.label}, which it reads in a loop"
+
+
 def _publish(agent: Agent) -> Any:
     """What a signal tells: not the order of accesses to TMEM."""
     if not agent.place.machine.tracking:
@@ -116,7 +126,8 @@ def _read(compiler: Compiler, eqn: Any) -> Callable:
     end = End(eqn, given)
 
     def read(agent: Agent, *operands: Any) -> Any:
-        agent.place.machine.engine.yield_to_others(agent)  # a loop that reads until it changes must let it change
-        return np.int32(end.of(agent, operands).one(end.region(operands)).value)
+        counter = end.of(agent, operands).one(end.region(operands))  # a loop that reads until it changes must let it
+        agent.place.machine.engine.yield_to_others(agent, Looking(counter, eqn))
+        return np.int32(counter.value)
 
     return read

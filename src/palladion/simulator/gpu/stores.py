@@ -33,6 +33,7 @@ from palladion.simulator.gpu.views import End, everywhere, in_block, peer, predi
 from palladion.simulator.memory import Region
 
 KEPT = 32  # groups of a thread that are remembered one by one
+MOST = 512  # even if the thread has not waited until their buffers are read
 
 
 @RULES.rule(copy_smem_to_gmem_p)
@@ -99,8 +100,17 @@ def _store(compiler: Compiler, eqn: Any) -> Callable:
                     old = box.region.get(goal.data)
                     box.region.put(goal.data, combine(old, value).astype(goal.data.dtype, copy=False))
 
-        writing = machine.engine.start(agent, name, write, [], site=site, home=ASYNC, duration=write_time, views=2)
+        spare = thread.spare.pop() if thread.spare else None
+        writing = machine.engine.start(
+            agent, name, write, [], site=site, home=ASYNC, duration=write_time, views=2, spare=spare
+        )
         thread.open.append((reading, writing))
+        if len(thread.open) > MOST:
+            for operation in (*thread.open[0], *thread.open[1]):
+                if not operation.done:
+                    machine.engine.complete(operation)
+            _hand_on(thread, thread.open[0], thread.open[1])
+            del thread.open[0]
         if commit:
             _commit(thread)
         machine.engine.pause(agent)
@@ -123,6 +133,8 @@ def _commit(thread: Thread) -> None:
     thread.open = []
     while len(thread.groups) > KEPT and all(read.waited for pair in thread.groups[0] for read in pair[:1]):
         _merge_oldest(thread)
+    while len(thread.groups) > MOST:
+        _merge_oldest(thread)
 
 
 def _merge_oldest(thread: Thread) -> None:
@@ -135,10 +147,19 @@ def _merge_oldest(thread: Thread) -> None:
     if not following:
         thread.groups[1] = oldest
     else:
-        for _, write in oldest:
-            if write.actor is not None and following[-1][1].actor is not None:
-                following[-1][1].actor.clock.join(write.actor.clock)
+        for pair in oldest:
+            _hand_on(thread, pair, following[-1])
     del thread.groups[0]
+
+
+def _hand_on(thread: Thread, pair: tuple[Operation, Operation], later: tuple[Operation, Operation]) -> None:
+    """Whoever waits for a later copy, whose two operations are done, waits for this one, too."""
+    for operation, other in zip(pair, later):
+        if operation.actor is not None and other.actor is not None:
+            other.actor.clock.join(operation.actor.clock)
+    registry, written = thread.machine.engine.registry, pair[1].actor
+    if written is not None and (spare := registry.take_over(written)) is not None:
+        thread.spare.append(spare)
 
 
 @RULES.rule(commit_group_p)

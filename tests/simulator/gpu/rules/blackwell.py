@@ -61,7 +61,9 @@ def load(ref):
     return value
 
 
-@rule("tmem-in-flight", "", bad=["no wait", "commit too early", "other slot"], good=["kept", "commit", "several"], lines=2)
+@rule(
+    "tmem-in-flight", "", bad=["no wait", "commit too early", "other slot"], good=["kept", "commit", "several"], lines=2
+)
 def a_result_is_loaded_when_a_barrier_told_of_it(way):
     """The product's barrier, or one commit for several products; a product after the commit is not in it."""
 
@@ -281,7 +283,7 @@ def tmem_was_written(way):
     return program(body, PRODUCT)
 
 
-@rule("tmem-overflow", "512", bad=[9], good=[8])
+@rule("tmem-overflow", "512", bad=[9], good=[8], lines=0)
 def accumulators_fit_tensor_memory(count):
     def body(o, *accs):
         plgpu.async_store_tmem(accs[-1], jnp.ones((M, N), jnp.float32))

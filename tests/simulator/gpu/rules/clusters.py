@@ -138,9 +138,7 @@ def smem_of_a_cluster_is_used_again_after_a_cluster_barrier(way):
 @rule("deadlock", "leader_tracked", bad=["second waits"], good=["kept"])
 def the_second_block_does_not_wait_for_a_leader_tracked_copy(way):
     def body(x, y, smem, loaded, told):
-        plgpu.copy_gmem_to_smem(
-            x, smem, loaded, collective_axes="c", leader_tracked=plgpu.CopyPartition.PARTITIONED(0)
-        )
+        plgpu.copy_gmem_to_smem(x, smem, loaded, collective_axes="c", leader_tracked=plgpu.CopyPartition.PARTITIONED(0))
         if way == "kept":
             pl.when(me() == 0)(lambda: plgpu.barrier_wait(loaded))
         else:

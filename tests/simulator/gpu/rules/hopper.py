@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import palladion as pl
 from palladion import mosaic_gpu as plgpu
-from simulator.gpu.rules.registry import Program, rule, struct
+from simulator.gpu.rules.registry import Program, rule
 
 M, N, K = 64, 32, 64
 DRAW = np.random.default_rng(7).integers
@@ -35,10 +37,10 @@ def load(a, b, a_s, b_s, loaded, slot=0):
 SCRATCH = [A_S, B_S, plgpu.Barrier(num_arrivals=2), plgpu.Barrier(), plgpu.Barrier(), plgpu.Barrier()]
 
 
-@rule("wgmma-in-flight missing-fence", "", bad=["copy", "store", "wait 1", "other"], good=["wait", "read", "next product"],
-      lines=2)  # fmt: skip
+@rule("wgmma-in-flight missing-fence", "", bad=["copy", "store", "wait 1", "other"],
+      good=["wait", "read", "next product"], lines=2)  # fmt: skip
 def an_operand_is_left_alone_until_its_product_is_done(way):
-    """By TMA, by hand, after a wait that leaves the product in flight; "other": the products are on two accumulators."""
+    """By TMA, by hand, after a wait that leaves the product in flight; "other": two accumulators."""
 
     def body(a, b, o, a_s, b_s, loaded, again, *_):
         for slot in range(2):
@@ -68,7 +70,13 @@ def an_operand_is_left_alone_until_its_product_is_done(way):
     return Program(body, [PRODUCT], (A, B), SCRATCH)
 
 
-@rule("wgmma-in-flight race", "", bad=["none", "before", "other product"], good=["kept", "next product"], lines=2)
+@rule(
+    "wgmma-in-flight race missing-wait",
+    "",
+    bad=["none", "before", "other product"],
+    good=["kept", "next product"],
+    lines=2,
+)
 def another_thread_fills_an_operand_again_when_it_is_told(way):
     """The producer's slot comes back by a barrier: after the wait for the product, or after the next product."""
 
@@ -169,12 +177,14 @@ def operands_stored_by_hand_are_committed(way):
     return Program(body, [PRODUCT], (A, B), SCRATCH, one)
 
 
-@rule("wgmma-in-flight", "wgmma_wait", bad=["no wait", "one left"], good=["load", "waited", "plain", "run_state"], lines=1)
+@rule(
+    "wgmma-in-flight", "wgmma_wait", bad=["no wait", "one left"], good=["load", "waited", "plain", "run_state"], lines=1
+)
 def an_accumulator_is_read_when_its_products_are_done(way):
     def body(a, b, o, a_s, b_s, loaded, *_):
         load(a, b, a_s, b_s, loaded)
 
-        def scope(acc):
+        def scope(acc) -> Any:
             plgpu.wgmma(acc, a_s.at[0], b_s.at[0])
             if way == "waited":
                 plgpu.wgmma_wait(0)
@@ -249,15 +259,20 @@ def a_thread_does_not_end_during_a_product(ok):
     return Program(body, [np.zeros((M, N), np.float32)], (A, B), SCRATCH)
 
 
-@rule("register-overflow", "registers", bad=[512], good=[256])
-def accumulators_fit_the_registers(n):
-    def body(o):
-        def scope(acc):
-            return acc[:, :8]
+@rule("register-overflow", "registers", bad=["one", "two", "nested"], good=["kept", "one after the other"])
+def accumulators_fit_the_registers(way):
+    """255 registers of 32 bits for each of 128 CUDA threads."""
+    half, whole = plgpu.ACC((128, 128), jnp.float32), plgpu.ACC((128, 256), jnp.float32)
 
-        o[...] = pl.run_scoped(lambda *accs: accs[0][...], *[plgpu.ACC((128, 128), jnp.float32)] * (n // 256))
+    def body(o):
+        if way == "one":
+            o[...] = pl.run_scoped(lambda acc: acc[...][:, :128], whole)
+        elif way == "two":
+            o[...] = pl.run_scoped(lambda acc, more: acc[...] + more[...], half, half)
+        elif way == "nested":
+            o[...] = pl.run_scoped(lambda acc: pl.run_scoped(lambda more: acc[...] + more[...], half), half)
+        else:
+            for _ in range(2 if way == "one after the other" else 1):
+                o[...] = pl.run_scoped(lambda acc: acc[...], half)
 
     return Program(body, [np.zeros((128, 128), np.float32)], (), ())
-
-
-__all__ = ["struct"]

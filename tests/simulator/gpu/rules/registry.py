@@ -11,14 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-import palladion as pl
 from palladion import mosaic_gpu as plgpu
 from simulator.gpu.calls import params
-
-NOTHING: Any = None
 
 
 @dataclasses.dataclass
@@ -51,6 +47,8 @@ class Program:
             mesh = jax.make_mesh((self.devices,), ("d",), devices=jax.devices()[: self.devices])
             spec = jax.sharding.PartitionSpec("d")
             kernel = jax.jit(jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+            given = [jax.device_put(x, jax.NamedSharding(mesh, spec)) for x in self.given]
+            return [np.asarray(x) for x in kernel(*given)]
         return [np.asarray(x) for x in kernel(*self.given)]
 
 
@@ -93,11 +91,6 @@ def rule(
     return register
 
 
-def when(condition: Any) -> Any:
-    """`pl.when`; for a condition that is known, too."""
-    return pl.when(jnp.asarray(condition))
-
-
-def struct(shape: Sequence[int], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+def struct(shape: Sequence[int], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
     """A result of this shape."""
     return jax.ShapeDtypeStruct(tuple(shape), dtype)

@@ -1,0 +1,148 @@
+"""JAX types as the types of MLIR that Mosaic takes.
+
+A value of rank 0 is an MLIR scalar, any other a `vector`. Integers are signless: which operation fits is read off the
+JAX type. A bool is an `i1` as a value and an `i32` in memory. 64-bit types and float16 are not on TPUs.
+
+Source: measured with libtpu (shared notes on Mosaic); nothing here needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxlib.mlir import ir
+
+from palladion import jaxlink
+from palladion.language import semaphores as generic
+from palladion.language.dtypes import element_bits
+from palladion.language.refs import MemorySpace as AnySpace
+from palladion.language.tpu import memory
+from palladion.language.tpu import semaphores as tpu_semaphores
+
+
+class Refusal(Exception):
+    """Something that Mosaic does not take, before the user's line is known: a headline and how to fix it."""
+
+    def __init__(self, headline: str, hint: str | None = None) -> None:
+        super().__init__(headline)
+        self.headline, self.hint = headline, hint
+
+
+_SPACES = {
+    None: "vmem",
+    AnySpace.DEFAULT: "vmem",
+    AnySpace.ANY: "any",
+    AnySpace.KEY: "smem",
+    memory.HBM: "hbm",
+    memory.VMEM: "vmem",
+    memory.SMEM: "smem",
+    memory.CMEM: "cmem",
+    memory.VMEM_SHARED: "vmem_shared",
+    memory.SEMAPHORE: "semaphore_mem",
+}
+_SEMAPHORES = {
+    generic.REGULAR: "!tpu.semaphore",
+    generic.BARRIER: "!tpu.semaphore",
+    tpu_semaphores.DMA: "!tpu.dma_semaphore",
+}
+
+
+def space_name(space: Any) -> str:
+    """Mosaic's name of a memory space.
+
+    Raises: Refusal: a TPU has no such memory.
+    """
+    if space not in _SPACES:
+        raise Refusal(f"A TPU has no memory {space}.", "pltpu.VMEM, pltpu.SMEM, pltpu.HBM, pl.ANY")
+    return _SPACES[space]
+
+
+def space_attribute(name: str) -> ir.Attribute:
+    return ir.Attribute.parse(f"#tpu.memory_space<{name}>")
+
+
+def is_bool(dtype: Any) -> bool:
+    return dtype == np.bool_
+
+
+def is_float(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def is_unsigned(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.unsignedinteger)) or is_bool(dtype)
+
+
+def bits_of(dtype: Any) -> int:
+    """Bits of an element in memory: a bool takes 32."""
+    return 32 if is_bool(dtype) else element_bits(dtype)
+
+
+def integer(bits: int) -> ir.Type:
+    return ir.IntegerType.get_signless(bits)
+
+
+def i32() -> ir.Type:
+    return ir.IntegerType.get_signless(32)
+
+
+def element_type(dtype: Any) -> ir.Type:
+    """The type of one element of a value.
+
+    Raises: Refusal: TPUs have no such elements.
+    """
+    if is_bool(dtype):
+        return integer(1)
+    if jnp.issubdtype(dtype, jnp.integer):
+        if element_bits(dtype) > 32:
+            raise Refusal(f"TPUs have no {dtype}.", f"use {'u' * is_unsigned(dtype)}int32: .astype(jnp.int32)")
+        return integer(element_bits(dtype))
+    if is_float(dtype):
+        if dtype == jnp.float64:
+            raise Refusal("TPUs have no float64.", "use float32: .astype(jnp.float32)")
+        if dtype == jnp.float16:
+            raise Refusal("Mosaic takes no float16.", "use bfloat16 or float32")
+        return jaxlink.mlir.dtype_to_ir_type(np.dtype(dtype))
+    raise Refusal(f"Mosaic has no type for elements of {dtype}.", "use float32, bfloat16, int32, int8, bool …")
+
+
+def value_type(aval: Any) -> ir.Type:
+    """The type of a value: a scalar, or a vector."""
+    return typed(tuple(aval.shape), element_type(aval.dtype))
+
+
+def typed(shape: Sequence[int], element: ir.Type) -> ir.Type:
+    """`element` itself for shape (), else a vector of it."""
+    if any(n == 0 for n in shape):
+        raise Refusal(f"Mosaic has no arrays without elements, such as shape {tuple(shape)}.", "leave them out")
+    return ir.VectorType.get(tuple(shape), element) if shape else element
+
+
+def memory_element(dtype: Any) -> ir.Type:
+    """The type of one element of a Ref."""
+    if dtype in _SEMAPHORES:
+        return ir.Type.parse(_SEMAPHORES[dtype])
+    if jaxlink.is_opaque(dtype):  # typed PRNG keys: their words
+        return i32()
+    return i32() if is_bool(dtype) else element_type(dtype)
+
+
+def memory_shape(aval: Any) -> tuple[int, ...]:
+    """The shape of a Ref in memory: of PRNG keys, with that of their words."""
+    if jaxlink.is_opaque(aval.dtype) and aval.dtype not in _SEMAPHORES:
+        return (*aval.shape, *aval.dtype._impl.key_shape)
+    return tuple(aval.shape)
+
+
+def memref_type(shape: Sequence[int], element: ir.Type, space: str) -> ir.Type:
+    return ir.MemRefType.get(tuple(shape), element, memory_space=space_attribute(space))
+
+
+def ref_type(aval: Any) -> ir.Type:
+    """The type of a Ref: a memref."""
+    if aval.dtype in _SEMAPHORES:
+        return memref_type(aval.shape, memory_element(aval.dtype), "semaphore_mem")
+    return memref_type(memory_shape(aval), memory_element(aval.dtype), space_name(aval.memory_space))

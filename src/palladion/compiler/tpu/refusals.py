@@ -1,0 +1,160 @@
+"""What libtpu says of a kernel that it does not compile, in the terms of its author and at the author's line.
+
+A table: a pattern in libtpu's message, and what it means. Its own words stay in the message, for they can be searched
+for. libtpu gives the MLIR location of the operation, which the lowering has made the user's file and line.
+
+Source: messages of libtpu 0.0.51 and 0.0.52, collected by compiling one-operation kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from palladion.compiler import child
+from palladion.compiler.tpu.topologies import Chip
+from palladion.errors import explain
+
+
+class TpuRefusal(Exception):
+    """libtpu does not compile the kernel. `where` is the user's `file:line (function)`, or None."""
+
+    def __init__(self, message: str, where: str | None = None) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+class VmemOverflow(TpuRefusal):
+    """The kernel needs more VMEM than it may use."""
+
+
+class UnprovenAlignment(TpuRefusal):
+    """A run-time index into the last two dimensions that the compiler cannot prove to be aligned to tiles."""
+
+
+class IllegalBlock(TpuRefusal):
+    """A block shape that does not fit the tiles in which the array lies."""
+
+
+class UnsupportedByMosaic(TpuRefusal):
+    """An operation, or a form of one, that the Mosaic compiler has not."""
+
+
+def explained(failure: child.CompilerFailure, chip: Chip, target: str, vmem_limit: int) -> TpuRefusal:
+    """A failure of libtpu as a refusal.
+
+    Arguments:
+      failure: what came out of the child process.
+      chip, target: compiled for.
+      vmem_limit: bytes of VMEM that the kernel may use.
+    """
+    text = str(failure) if isinstance(failure, child.CompilerError) else f"{failure}\n{failure.output}"
+    where = location_in(text)
+    if isinstance(failure, child.CompilerError):
+        for pattern, make in _TABLE:
+            if match := re.search(pattern, text, re.DOTALL):
+                return make(match, text, where, chip, target, vmem_limit)
+        return _unsupported(None, text, where, chip, target, vmem_limit)
+    # It crashed, hung, or ran out of memory: the message says so.
+    head, *rest = str(failure).splitlines()
+    at = [f"  at: {where}"] if where else []
+    renamed = type(type(failure).__name__, (TpuRefusal,), {"__doc__": type(failure).__doc__})
+    return renamed("\n".join([head, *at, *rest]), where)
+
+
+def location_in(text: str) -> str | None:
+    """The user's `file:line (function)` in a message of libtpu, or None."""
+    found = re.search(r"at location: loc\((.*)\)$", text, re.MULTILINE)
+    if found is None:
+        return None
+    place = re.search(r'(?:"([^"]*)"\()?"([^"]+)":(\d+)', found[1])
+    if place is None or place[2] == "-":
+        return None
+    function, file, line = place.groups()
+    relative = os.path.relpath(file)
+    short = file if relative.startswith("..") else relative
+    return f"{short}:{line}" + (f" ({function})" if function else "")
+
+
+def said(text: str) -> str:
+    """libtpu's message without what is not about the kernel: one line."""
+    text = re.sub(r"The MLIR operation involved:.*", "", text, flags=re.DOTALL)
+    text = re.sub(r"at location: loc\(.*", "", text)
+    text = re.sub(r"^[A-Z_]+: ", "", text)
+    text = re.sub(r"Mosaic failed to compile TPU kernel .*?HLO name `[^`]*`: ", "", text, flags=re.DOTALL)
+    text = re.sub(r"for %\S+ = .*?stack_frame_id=\d+\}", "for the call", text, flags=re.DOTALL)
+    text = re.sub(r"\s+- *$", "", re.sub(r"See https?:\S+ for more details\.?", "", text).strip())
+    text = re.sub(r"Please report a bug at: \S+", "", text)
+    text = " ".join(text.split())
+    return text if len(text) <= 400 else f"{text[:397]}..."
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def _size(text: str) -> int:
+    """Bytes of "64.00M"."""
+    return int(float(text.rstrip("KMGB")) * _UNITS[text.rstrip("B")[-1:] if text.rstrip("B")[-1:] in "KMG" else ""])
+
+
+def _mib(n: int) -> str:
+    return f"{n / (1 << 20):,.1f} MiB"
+
+
+def overflow(
+    need: int, chip: Chip, target: str, limit: int, *, where: str | None = None, at_least: bool = False, **facts: str
+) -> VmemOverflow:
+    """The refusal of a kernel that needs `need` bytes of VMEM and may use `limit`."""
+    capacity = chip.info.vmem_capacity_bytes
+    may_have = f"of which it may use {_mib(limit)}" if need <= capacity else f"which has {_mib(capacity)}"
+    hint = "smaller blocks; blocks of inputs and outputs are held twice (pipeline_mode=pl.Buffered(1) holds one)"
+    if need <= capacity and limit < capacity:
+        hint = f"pltpu.CompilerParams(vmem_limit_bytes=…) allows up to {_mib(capacity)} on this chip; or {hint}"
+    headline = f"The kernel needs {'at least ' if at_least else ''}{_mib(need)} of VMEM on {target}, {may_have}."
+    return VmemOverflow(explain(headline, where=where, hint=hint, **facts), where)
+
+
+def _overflow(match: re.Match, text: str, where: Any, chip: Chip, target: str, limit: int) -> TpuRefusal:
+    return overflow(_size(match[1]), chip, target, limit, where=where, libtpu_says=said(text))
+
+
+def _alignment(match: re.Match, text: str, where: Any, *_: Any) -> TpuRefusal:
+    dimension, multiple = match[1], match[2]
+    return UnprovenAlignment(
+        explain(
+            f"The compiler cannot prove that a run-time index in dimension {dimension} is a multiple of {multiple}.",
+            where=where,
+            hint=f"write the index as a multiple, i * {multiple}, or promise it with pl.multiple_of(i, {multiple}); or "
+            "load whole tiles and roll them (pltpu.roll)",
+            libtpu_says=said(text),
+        ),
+        where,
+    )
+
+
+def _block(match: re.Match, text: str, where: Any, *_: Any) -> TpuRefusal:
+    hint = "the last two dimensions of a block are multiples of the tile, or the array's own"
+    headline = "A block shape does not fit the tiles in which its array lies in memory."
+    return IllegalBlock(explain(headline, where=where, hint=hint, libtpu_says=said(text)), where)
+
+
+def _unsupported(match: Any, text: str, where: Any, chip: Chip, target: str, limit: int) -> TpuRefusal:
+    operation = re.search(r'"(?:xir|tpu|vector|arith|math|scf|memref|llo)\.(\w+)"', text)
+    what = f"`{operation[1]}`" if operation else "the kernel"
+    first, _, more = said(text).partition(". ")
+    headline = f"The Mosaic compiler does not take {what} as it stands here, on {target}: {first.rstrip('.')}."
+    return UnsupportedByMosaic(explain(headline, where=where, libtpu_says=more or None), where)
+
+
+_Make = Callable[[re.Match, str, Any, Chip, str, int], TpuRefusal]
+_TABLE: tuple[tuple[str, _Make], ...] = (
+    (r"Scoped allocation with size ([\d.]+[KMG]?) and limit", _overflow),
+    (r"Used ([\d.]+[KMG]?) of [\d.]+[KMG]? vmem", _overflow),
+    (r"Allocation \(size=(\d+)\) would exceed memory \(size=\d+\).*?space=vmem", _overflow),
+    (r"index in dimension (\d+) is a multiple of (\d+)", _alignment),
+    (r"index at dimension (\d+) is divisible by the tile dimension (\d+)", _alignment),
+    (r"CompileTimeMosaicMisalignedBlockAndTiling", _block),
+)

@@ -1,0 +1,253 @@
+"""A kernel call as a Triton IR module: one function over pointers to whole arrays, run once for each program.
+
+    tt.func public @add(%x: !tt.ptr<f32> {tt.divisibility = 16}, ..., %out: !tt.ptr<f32> {...})
+
+Arguments are the scalar-prefetch operands, the inputs and the outputs, in that order; JAX's buffers are aligned, and
+shapes and strides are constants. Grid axis 0 is CUDA's x, axis 1 its y and axis 2 its z. A grid of more axes, or with
+more than 65,535 programs along y or z, is unrolled into x.
+
+Programs run in any order, many at a time, and share nothing but the arrays: what a TPU kernel carries in scratch from
+one program to the next does not exist here. Scratch lives in registers for the length of a program.
+
+Source: tutorial 6.2; findings of the spike on Triton (shapes as constants, `tt.divisibility`, masks).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jaxlib.mlir import ir
+from jaxlib.triton import dialect as tt
+
+from palladion import jaxlink
+from palladion.compiler.triton import (
+    control,
+    elementwise,
+    emit,
+    functions,
+    machine,
+    memory,
+    products,
+    races,
+    reductions,
+    shapes,
+)
+from palladion.compiler.triton.intervals import of_results
+from palladion.compiler.triton.lowering import RULES, Cell, Lowering
+from palladion.compiler.triton.refs import Dim, Ref
+from palladion.errors import explain
+from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
+from palladion.language.grid import BlockMapping, GridMapping
+
+RULE_FILES = (control, elementwise, functions, machine, memory, products, reductions, shapes)  # imported for their rules
+
+MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # along x, y and z: CUDA's limits
+DEFAULT_WARPS, DEFAULT_STAGES = 4, 3  # Triton's own
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """A pointer that the kernel takes: whose array it is, its type, and whether the kernel fills it."""
+
+    label: str
+    shape: tuple[int, ...]
+    dtype: str
+    output: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A lowered call.
+
+    Attributes:
+      name: of the function.
+      text: the module, with the user's lines; `plain`: without them.
+      grid: programs along x, y and z; None along an axis that only the call knows.
+      arguments: in order.
+      num_warps, num_stages: for the compiler.
+    """
+
+    name: str
+    text: str
+    plain: str
+    grid: tuple[int | None, int | None, int | None]
+    arguments: tuple[Argument, ...]
+    num_warps: int
+    num_stages: int
+
+
+def lower_call(params: dict[str, Any], sm: int) -> Kernel:
+    """Lower a call, from the parameters of its `pallas_call` equation.
+
+    Arguments: params: of the equation; sm: the compute capability that the code is for (90).
+    Raises: UnsupportedPrimitive, NotImplementedError, TypeError, ValueError: with the user's line.
+    """
+    if params["mesh"] is not None:
+        raise NotImplementedError(
+            explain(
+                f"The kernel {params['name']} runs on a mesh of cores, which Triton does not have.",
+                hint="write it with pl.pallas_call and a grid",
+            )
+        )
+    races.refuse(params)
+    options = params["compiler_params"]
+    ours = type(options).__module__ == "palladion.language.triton.params"
+    warps = (options.num_warps if ours else None) or DEFAULT_WARPS
+    stages = DEFAULT_STAGES if not ours or options.num_stages is None else options.num_stages
+    name = re.sub(r"\W", "_", params["name"]) or "kernel"
+    name = name if not name[0].isdigit() else f"kernel_{name}"
+    context = jaxlink.mlir.make_ir_context()
+    tt.register_dialect(context)
+    with context, _defined_at(params["jaxpr"], name):
+        module = ir.Module.create()
+        arguments = _arguments(params["grid_mapping"])
+        grid = _emit(module, name, params, arguments, sm)
+        module.operation.verify()
+        plain = str(module)
+        text = module.operation.get_asm(enable_debug_info=True)
+    return Kernel(name, text, plain, grid, arguments, warps, stages)
+
+
+def _defined_at(jaxpr: Any, name: str) -> ir.Location:
+    """Where the kernel function is written: debuggers and profilers show its file."""
+    match = re.fullmatch(r".* at (.*):(\d+)", jaxpr.debug_info.func_src_info or "", re.DOTALL)
+    return ir.Location.file(match[1], int(match[2]), 1) if match else ir.Location.name(name)
+
+
+def _spoken(origin: str) -> str:
+    """The kernel's own name for an operand: x_ref of "input 0 (x_ref)"."""
+    match = re.search(r"\((\w+)", origin)
+    return match[1] if match else re.sub(r"\W+", "_", origin)
+
+
+def _arguments(gm: GridMapping) -> tuple[Argument, ...]:
+    mappings = [*gm.prefetch_mappings, *gm.block_mappings]
+    first_output = len(mappings) - gm.num_outputs
+    result = []
+    for k, m in enumerate(mappings):
+        if str(m.array.dtype) not in emit.HELD:
+            raise TypeError(
+                explain(
+                    f"{m.origin} holds {m.array.dtype}, which Triton does not have.",
+                    hint="convert the operand before the call, or run with interpret=True",
+                )
+            )
+        result.append(Argument(m.origin, tuple(m.array.shape), str(jnp.dtype(m.array.dtype)), k >= first_output))
+    return tuple(result)
+
+
+def _emit(module: ir.Module, name: str, params: dict[str, Any], arguments: Sequence[Argument], sm: int) -> Any:
+    gm: GridMapping = params["grid_mapping"]
+    pointers = [tt.PointerType.get(emit.element_type(a.dtype, memory=True), 1) for a in arguments]
+    aligned = ir.DictAttr.get({"tt.divisibility": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 16)})
+    with ir.InsertionPoint(module.body):
+        kernel = tt.FuncOp(
+            name,
+            ir.TypeAttr.get(ir.FunctionType.get(pointers, [])),
+            sym_visibility="public",
+            arg_attrs=ir.ArrayAttr.get([aligned] * len(pointers)),
+            res_attrs=ir.ArrayAttr.get([]),
+        )
+        names = [ir.Location.name(_spoken(a.label)) for a in arguments]
+        entry = ir.Block.create_at_start(kernel.body, pointers, names)
+    with ir.InsertionPoint(entry):
+        grid, ids, sizes = _programs(gm)
+        ctx = Lowering(gm.kernel_ids(ids), gm.kernel_ids(sizes), sm)
+        refs: list[Any] = []
+        for k, (mapping, pointer) in enumerate(zip([*gm.prefetch_mappings, *gm.block_mappings], entry.arguments)):
+            refs.append(_operand(ctx, gm, mapping, pointer, ids, refs[: gm.num_prefetch], _memory(params, k)))
+        jaxpr = params["jaxpr"]
+        for v in jaxpr.invars[len(refs) :]:
+            refs.append(scratch(v.aval))
+        ctx.run(jaxpr, refs)
+        tt.return_([])
+    return grid
+
+
+def scratch(aval: Any) -> Cell:
+    """A scratch Ref, in registers."""
+    if str(aval.dtype) not in emit.HELD:
+        raise NotImplementedError(
+            explain(
+                f"{aval.label} is {aval.dtype}; a Triton program has no such thing.",
+                hint="Triton kernels have no semaphores and start no copies: read blocks with x_ref[…]",
+            )
+        )
+    return Cell(tuple(aval.shape), jnp.dtype(aval.dtype), aval.label)
+
+
+def _memory(params: dict[str, Any], k: int) -> int:
+    """Which array an argument is: an aliased input is its output's."""
+    gm = params["grid_mapping"]
+    aliases = dict(params["input_output_aliases"])
+    operands = gm.num_prefetch + gm.num_inputs
+    return operands + aliases[k] if k < operands and k in aliases else k
+
+
+def _programs(gm: GridMapping) -> tuple[Any, list[Any], list[Any]]:
+    """CUDA's grid, the program's index along each axis, and the sizes of the axes."""
+    axes = list(gm.grid)
+    fits = len(axes) <= 3 and all(n is None or n <= most for n, most in zip(axes, MOST_PROGRAMS))
+    dims = list(tt.ProgramIDDim)
+    if fits:
+        ids = [0 if n == 1 else tt.get_program_id(dims[a]) for a, n in enumerate(axes)]
+        sizes = [tt.get_num_programs(dims[a]) if n is None else n for a, n in enumerate(axes)]
+        grid = tuple((*axes, 1, 1, 1)[:3])
+        return grid, ids, sizes
+    if None in axes:
+        headline = f"A grid of {len(axes)} axes, one of which is known only at run time, does not fit CUDA's three."
+        raise NotImplementedError(explain(headline, hint="use at most three axes, or make the sizes Python integers"))
+    total = math.prod(axes)
+    if total > MOST_PROGRAMS[0]:
+        raise ValueError(explain(f"A grid of {total:,} programs is more than CUDA's {MOST_PROGRAMS[0]:,}."))
+    flat = tt.get_program_id(dims[0])
+    ids = []
+    for a, n in enumerate(axes):
+        at = emit.divide(flat, math.prod(axes[a + 1 :]))
+        ids.append(0 if n == 1 else emit.modulo(at, n) if a else at)
+    return (total, 1, 1), ids, list(axes)
+
+
+def _operand(
+    ctx: Lowering, gm: GridMapping, mapping: BlockMapping, pointer: Any, ids: list[Any], tables: list[Ref], memory: int
+) -> Ref:
+    """The Ref of an operand: where its block begins, by its index map, clamped as the reference says."""
+    takes = len(mapping.index_map.invars) - len(ids)
+    as_values = [emit.const(i, jnp.int32) if isinstance(i, int) else i for i in ids]
+    flat = ctx.run(mapping.index_map, [*as_values, *tables[:takes]])
+    known = of_results(mapping.index_map, gm.grid)
+    flat = [low if low == high else v for v, (low, high) in zip(flat, known)]
+    ranges = mapping.indices(known)
+    strides = [math.prod(mapping.array.shape[d + 1 :]) for d in range(len(mapping.array.shape))]
+    dims = []
+    for (index, size), ((low, high), _), b, n, stride, (least, most) in zip(
+        mapping.indices(flat), ranges, mapping.block_shape, mapping.array.shape, strides, mapping.extents
+    ):
+        if isinstance(b, Indirect):
+            headline = f"{mapping.origin} gathers rows (pl.Indirect), which the Triton compiler does not do."
+            raise NotImplementedError(explain(headline, hint="index the whole array with an array of rows"))
+        if low < least or high > most:
+            index = emit.clamp(index, least, most)
+            low, high = max(low, least), min(high, most)
+        if isinstance(b, Squeezed):
+            dims.append(Dim(n, stride, index, False))
+        elif isinstance(b, Element):
+            start = emit.sub(index, b.padding[0])
+            hangs = low - b.padding[0] < 0, high - b.padding[0] + b.block_size > n
+            dims.append(Dim(n, stride, start, True, *hangs))
+        elif isinstance(b, BoundedSlice):
+            length = emit.clamp(size, 0, b.block_size)
+            dims.append(Dim(n, stride, index, True, high=high + b.block_size > n, length=length))
+        else:
+            block = b.block_size
+            start = emit.mul(index, block)
+            dims.append(Dim(n, stride, start, True, high=(high + 1) * block > n))
+    return Ref(mapping.origin, mapping.ref_shape, jnp.dtype(mapping.array.dtype), pointer, tuple(dims), memory)
+
+
+__all__ = ["RULES", "Argument", "Kernel", "lower_call"]
