@@ -14,7 +14,7 @@ import pytest
 
 from palladion.compiler import child
 
-COMPILER = '''
+COMPILER = """
 import ctypes, os, signal, sys, threading, time
 
 count = 0
@@ -54,7 +54,7 @@ def compile(job):
         os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\\n")
         os.abort()
     raise AssertionError(what)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,9 @@ def _runs(pid):
 
 
 def test_last_words():
-    check = "F1130 02:29:46 2 a.cc:7] Check failed: Run([&] { }, true) is OK (INTERNAL: Invalid dimension\n\nat location"
+    check = (
+        "F1130 02:29:46 2 a.cc:7] Check failed: Run([&] { }, true) is OK (INTERNAL: Invalid dimension\n\nat location"
+    )
     assert child.last_words(check) == "INTERNAL: Invalid dimension"
     assert child.last_words("LLVM ERROR: no\n#0 0x12 f\n  @ 0x1\n\n") == "LLVM ERROR: no"
     assert child.last_words("") == ""

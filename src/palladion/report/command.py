@@ -182,7 +182,8 @@ def _target(name: str) -> str:
         try:
             entry.known_target(name)
         except ModuleNotFoundError as missing:  # a vendor's compiler that is not installed
-            raise _Usage(str(missing).replace("\n", " ")) from None
+            first, *_, fix = str(missing).splitlines()
+            raise _Usage(f"{first}\n{fix}") from None
     return name
 
 

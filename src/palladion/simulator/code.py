@@ -327,13 +327,16 @@ class _Operand:
 class View:
     """The views that an equation takes of a Ref: a region that depends on the equation's dynamic indices.
 
+    Arguments:
+      wraps: whether run-time indices below zero count from the end, as they do in interpreters.
+
     Attributes:
       fixed: the region, where no index is dynamic; else None.
       unknown: whether run-time indices have to be checked.
     """
 
-    def __init__(self, transforms: Sequence[Any]) -> None:
-        self._parts: list[Any] = [_part(t) for t in transforms]
+    def __init__(self, transforms: Sequence[Any], wraps: bool = True) -> None:
+        self._parts: list[Any] = [_part(t, wraps) for t in transforms]
         self.fixed = None
         if not any(callable(p) for p in self._parts):
             self.fixed = Region(self._parts) if self._parts else WHOLE
@@ -361,15 +364,16 @@ class _DynamicIndex:
 
     __slots__ = ("dims", "shape")
 
-    def __init__(self, indexer: Any) -> None:
+    def __init__(self, indexer: Any, wraps: bool) -> None:
         self.shape = indexer.shape
-        self.dims = [_dim(i, n) for i, n in zip(indexer.indices, indexer.shape)]
+        self.dims = [_dim(i, n if wraps else 0) for i, n in zip(indexer.indices, indexer.shape)]
 
     def __call__(self, values: Sequence[Any]) -> tuple[str, Any]:
         return "index", tuple([d(values) if callable(d) else d for d in self.dims])
 
 
 def _dim(index: Any, extent: int) -> Any:
+    """A part of an index, or how to find it from the operands' values; `extent` is added to what is below zero."""
     if isinstance(index, jaxlink.Slice):
         size, stride = index.size, index.stride
         if isinstance(index.start, _Operand):
@@ -395,10 +399,10 @@ def _dim(index: Any, extent: int) -> Any:
     return np.asarray(index) if np.ndim(index) else int(index)
 
 
-def _part(transform: Any) -> Any:
+def _part(transform: Any, wraps: bool) -> Any:
     match transform:
         case jaxlink.NDIndexer():
-            dynamic = _DynamicIndex(transform)
+            dynamic = _DynamicIndex(transform, wraps)
             return dynamic if any(callable(d) for d in dynamic.dims) else dynamic(())
         case jaxlink.ReshapeTransform():
             return "reshape", tuple(transform.shape)

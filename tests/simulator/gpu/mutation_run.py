@@ -25,8 +25,10 @@ if __name__ == "__main__":
 
     dropin.install()
 
-from simulator.gpu.mutation_reasons import Kernel, reason_of
-from simulator.gpu.mutations import Call, Mutant, Outcome, calls_of, mutants, same
+from simulator.gpu.mutation_calls import Call, Outcome, calls_of, same
+from simulator.gpu.mutation_kernel import Kernel
+from simulator.gpu.mutation_reasons import reason_of
+from simulator.gpu.mutations import Mutant, mutants
 
 SCHEDULES = ("eager", 0, 1, 2)
 GROUPS = ("sample", "corpus", "fragments", "jax")
@@ -46,11 +48,7 @@ def judge(call: Call, kernel: list[Kernel], base: Outcome, mutant: Mutant, limit
     """Run a mutant, for at most `limit` seconds; `kernel` keeps what the rules want to know of the call."""
 
     def new(outcome: Outcome) -> bool:
-        return (
-            outcome.error
-            or bool(set(outcome.found) - set(base.found))
-            or len(outcome.found) > len(base.found)
-        )
+        return outcome.error or bool(set(outcome.found) - set(base.found)) or len(outcome.found) > len(base.found)
 
     outcome = call.mutated(mutant, seconds=limit)
     if new(outcome):
@@ -112,12 +110,8 @@ def main() -> Any:
     """The command."""
     from simulator.gpu.mutation_programs import programs
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "names", nargs="*", default=[], help=f"programs or groups ({', '.join(GROUPS)}); default: all"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[], help=f"programs or groups ({', '.join(GROUPS)}); default: all")
     parser.add_argument("--reasons", action="store_true", help="list every harmless mutant with its reason")
     given = parser.parse_args()
     found: list[Verdict] = []

@@ -1,8 +1,7 @@
 """Mutants of kernels of the Mosaic GPU dialect: one synchronisation removed, moved by one, or given a wrong count.
 
 A mutant is made of the traced kernel (the jaxpr of its `pallas_call`), not of its source: whatever the user wrote, and
-whatever a pipeline helper made of it, is an equation there. `calls_of` records the calls that a program makes, and
-`Call.run` repeats one of them on the simulator, with the kernel as it was or with a mutated one.
+whatever a pipeline helper made of it, is an equation there.
 
 Not mutated, since it only waits for more: a wait for stores or products that leaves fewer of them in flight.
 """
@@ -11,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import signal
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,14 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from palladion import mosaic_gpu as plgpu
-from palladion.errors import KernelFinding
 from palladion.language.gpu.refs import BarrierDType
-from palladion.simulator import report
 from palladion.simulator.code import location, placeholders
-from palladion.simulator.gpu import run as gpu_run
-from palladion.simulator.gpu.limits import equations
-from palladion.simulator.gpu.machine import Machine
 
 SYNCHRONISATION = frozenset({
     "barrier_arrive", "barrier_wait", "commit_smem", "wait_smem_to_gmem", "wait_gmem_to_smem", "commit_group",
@@ -37,9 +28,7 @@ SYNCHRONISATION = frozenset({
 })  # fmt: skip
 CONTROL = frozenset({"cond", "scan", "while", "run_scoped", "warp_map", "jit", "pjit"})
 _PREDICATED = frozenset({"barrier_arrive", "copy_gmem_to_smem", "tcgen05_commit_arrive"})
-_SLOTS = frozenset(
-    {"barrier_arrive", "barrier_wait", "copy_gmem_to_smem", "tcgen05_commit_arrive", "tcgen05_mma"}
-)
+_SLOTS = frozenset({"barrier_arrive", "barrier_wait", "copy_gmem_to_smem", "tcgen05_commit_arrive", "tcgen05_mma"})
 
 Edit = Callable[[list[Any], int], list[Any]]  # equations and the number of one of them to new equations
 Path = tuple[Any, ...]  # (number of an equation, parameter, position in it or None)* down to an inner jaxpr
@@ -74,8 +63,8 @@ class Mutant:
 
     def apply(self, jaxpr: Any) -> Any:
         """The mutated kernel."""
-        if self.edit is not None:
-            return _rewritten(jaxpr, self.path, lambda j: j.replace(eqns=self.edit(list(j.eqns), self.index)))
+        if (edit := self.edit) is not None:
+            return _rewritten(jaxpr, self.path, lambda j: j.replace(eqns=edit(list(j.eqns), self.index)))
         return _rewritten(jaxpr, self.path, lambda j: _retyped(j, {self.var: self.aval}))
 
 
@@ -137,9 +126,7 @@ def _retyped(jaxpr: Any, changes: dict[Any, Any]) -> Any:
             params = dict(eqn.params)
             for name, k, inner in inner_of(eqn):
                 given = inputs_of(eqn, name, inner)
-                there = {
-                    w: changes[v] for v, w in zip(given, inner.invars) if not hasattr(v, "val") and v in new
-                }
+                there = {w: changes[v] for v, w in zip(given, inner.invars) if not hasattr(v, "val") and v in new}
                 changed = _retyped(inner, there)
                 params[name] = changed if k is None else with_item(params[name], k, changed)
             invars = [v if hasattr(v, "val") else new.get(v, v) for v in eqn.invars]
@@ -172,10 +159,10 @@ def _computed(function: Callable[[Any], Any], x: Any) -> tuple[list[Any], Any]:
         return [], type(x)(np.asarray(function(np.asarray(x.val))).astype(x.aval.dtype)[()], x.aval)
     traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((), x.aval.dtype))
     (given,) = traced.jaxpr.invars
-    names = {given: x}
+    names: dict[Any, Any] = {given: x}
     made = []
     for eqn in traced.jaxpr.eqns:
-        made.append(eqn.replace(invars=[names.get(v, v) if not hasattr(v, "val") else v for v in eqn.invars]))
+        made.append(eqn.replace(invars=[v if hasattr(v, "val") else names.get(v, v) for v in eqn.invars]))
     return made, traced.jaxpr.outvars[0]
 
 
@@ -245,19 +232,13 @@ def mutants(jaxpr: Any) -> list[Mutant]:
         for i, eqn in enumerate(eqns):
             name = str(eqn.primitive)
 
-            def add(
-                how: str, detail: str, edit: Edit, past: Any = None, i=i, eqn=eqn, name=name, path=path
-            ) -> None:
+            def add(how: str, detail: str, edit: Edit, past: Any = None, i=i, eqn=eqn, name=name, path=path) -> None:
                 found.append(Mutant(how, name, detail, location(eqn), path, i, edit, past, eqn))
 
             if name in SYNCHRONISATION:
                 add("removed", "", _remove)
                 for how, made in (("moved later", _later(eqns, i)), ("moved earlier", _earlier(eqns, i))):
-                    same = (
-                        made is not None
-                        and how == "moved earlier"
-                        and str(made[1].primitive) in SYNCHRONISATION
-                    )
+                    same = made is not None and how == "moved earlier" and str(made[1].primitive) in SYNCHRONISATION
                     if made is not None and not same:  # the other one, moved later, is the same program
                         add(how, f"past {made[1].primitive}", made[0], made[1])
             for how, detail, edit in _counts(eqn, name):
@@ -299,9 +280,7 @@ def _counts(eqn: Any, name: str) -> Iterator[tuple[str, str, Edit]]:
         yield "wrong count", "-1", _with_operand(k, lambda v: v - 1)
     if name in _SLOTS and (bar := given_of(eqn).barrier) is not None:
         for transform in bar.transforms:
-            for d, (index, n) in enumerate(
-                zip(getattr(transform, "indices", ()), getattr(transform, "shape", ()))
-            ):
+            for d, (index, n) in enumerate(zip(getattr(transform, "indices", ()), getattr(transform, "shape", ()))):
                 if hasattr(index, "k") and n > 1:
                     yield (
                         "wrong slot",
@@ -310,12 +289,7 @@ def _counts(eqn: Any, name: str) -> Iterator[tuple[str, str, Edit]]:
                     )
     if name in _PREDICATED and getattr(given_of(eqn).predicate, "k", None) is not None:
         yield "negated", "predicate", _with_operand(given_of(eqn).predicate.k, jnp.logical_not)
-    if (
-        name == "cond"
-        and len(params["branches"]) == 2
-        and not eqn.outvars
-        and _synchronises(params["branches"])
-    ):
+    if name == "cond" and len(params["branches"]) == 2 and not eqn.outvars and _synchronises(params["branches"]):
         yield "negated", "condition", _with_params(branches=tuple(reversed(params["branches"])))
 
 
@@ -345,147 +319,4 @@ def _types(jaxpr: Any, path: Path, variables: Sequence[Any]) -> Iterator[Mutant]
             changed.append(("weaker", "a Barrier", (now[0], now[1], None, False)))
         for how, detail, new in changed:
             inner = var.aval.inner_aval.update(dtype=BarrierDType(*new))
-            yield Mutant(
-                how, kind, detail, var.aval.label, path, -1, var=var, aval=var.aval.update(inner_aval=inner)
-            )
-
-
-# --- runs ---------------------------------------------------------------------------------------------------------
-class TooLong(BaseException):
-    """A mutant does not come to an end."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of a run.
-
-    Attributes:
-      kinds: of its findings, in order. message: of the first. results: arrays. error: whether it raised something.
-      found: its findings as (kind, lines, operand).
-    """
-
-    kinds: tuple[str, ...] = ()
-    message: str = ""
-    results: tuple[np.ndarray, ...] = ()
-    error: bool = False
-    found: tuple[Any, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """One call of a kernel that a program made. Attributes: as `run.simulate` takes them; program: its name."""
-
-    program: str
-    prepared: Any
-    axes: dict[str, int]
-    operands: list[list[np.ndarray]]
-
-    @property
-    def jaxpr(self) -> Any:
-        """The kernel."""
-        return self.prepared.params["jaxpr"]
-
-    def mutated(self, mutant: Mutant, **how: Any) -> Outcome:
-        """Run a mutant of it; what the language itself refuses is reported, too."""
-        try:
-            jaxpr = mutant.apply(self.jaxpr)
-        except (TypeError, ValueError) as error:
-            return Outcome(("refused",), str(error), error=True)
-        return self.run(jaxpr, **how)
-
-    def run(
-        self,
-        jaxpr: Any = None,
-        *,
-        schedule: str | int | None = None,
-        goes_on: bool = False,
-        seconds: float = 20,
-    ) -> Outcome:
-        """Run it, with another kernel if one is given, for at most so many seconds.
-
-        Arguments:
-          goes_on: collect what is found instead of stopping at the first error, where the run can go on.
-        """
-        interpret = dataclasses.replace(self.prepared.interpret, schedule=schedule)
-        params = {**self.prepared.params, "interpret": interpret}
-        if jaxpr is not None:
-            params["jaxpr"] = jaxpr
-        runs: list[Any] = []
-        results: Any = ()
-        message, error_kind = "", None
-        keep, report.keep = report.keep, runs.append
-        raises = Machine.found
-        if goes_on:
-            Machine.found = _note
-        before = signal.signal(signal.SIGVTALRM, _too_long)
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                prepared = gpu_run._prepare.__wrapped__(gpu_run._Key(params))
-                results = _simulate(prepared, self.axes, self.operands)
-        except TooLong:
-            error_kind, message = "no end", f"more than {seconds} s"
-        except Exception as error:
-            error_kind, message = type(error).__name__, str(error)
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            signal.signal(signal.SIGVTALRM, before)
-            report.keep = keep
-            Machine.found = raises
-        findings = [f for r in runs for f in r.findings]
-        kinds = [f.kind for f in findings]
-        found = [(f.kind, f.where, f.operand) for f in findings]
-        if error_kind not in (None, "KernelFinding"):
-            kinds.append(error_kind)
-            found.append((error_kind, message.split("\n")[0], None))
-        kept = tuple(np.array(x) for device in results for x in device)
-        first = message or (findings[0].message if findings else "")
-        return Outcome(tuple(kinds), first, kept, error_kind is not None, tuple(found))
-
-
-_simulate = gpu_run.simulate
-_found = Machine.found
-
-
-def _note(machine: Machine, kind: str, message: str, **how: Any) -> None:
-    try:
-        _found(machine, kind, message, **how)
-    except KernelFinding:
-        if kind in ("deadlock", "collective-mismatch", "out-of-bounds"):
-            raise
-
-
-def _too_long(*_: Any) -> None:
-    raise TooLong
-
-
-def calls_of(program: str, run: Callable[[], Any], arch: str | None, **options: Any) -> list[Call]:
-    """The kernel calls that a program makes, one for each kernel."""
-    found: list[Call] = []
-
-    def record(prepared: Any, axes: Any, operands: Any) -> Any:
-        arrays = [[np.array(x) for x in device] for device in operands]
-        if all(c.jaxpr is not prepared.params["jaxpr"] for c in found):
-            found.append(Call(program, prepared, axes, arrays))
-        return _simulate(prepared, axes, operands)
-
-    jax.clear_caches()
-    gpu_run.simulate = record
-    try:
-        params = plgpu.InterpretGPUParams(detect_races=True, arch=arch, **options)
-        with plgpu.force_gpu_interpret_mode(params):
-            run()
-    finally:
-        gpu_run.simulate = _simulate
-    return found
-
-
-def same(a: Outcome, b: Outcome) -> bool:
-    """Whether two runs gave the same results, bit by bit."""
-    return len(a.results) == len(b.results) and all(
-        x.tobytes() == y.tobytes() for x, y in zip(a.results, b.results)
-    )
-
-
-__all__ = ["SYNCHRONISATION", "Call", "Mutant", "Outcome", "calls_of", "equations", "mutants", "same", "walk"]
+            yield Mutant(how, kind, detail, var.aval.label, path, -1, var=var, aval=var.aval.update(inner_aval=inner))

@@ -9,15 +9,18 @@ import random
 
 import pytest
 
+from simulator.gpu.mutation_calls import calls_of
+from simulator.gpu.mutation_kernel import Kernel
 from simulator.gpu.mutation_programs import programs
-from simulator.gpu.mutation_reasons import BY_HAND, REASONS, Kernel, reason_of
+from simulator.gpu.mutation_reasons import BY_HAND, REASONS, reason_of
 from simulator.gpu.mutation_run import judge, table, verdicts
-from simulator.gpu.mutations import SYNCHRONISATION, calls_of, mutants, walk
+from simulator.gpu.mutations import SYNCHRONISATION, mutants, walk
 
 PROGRAMS = {p.name: p for p in programs("sample", "corpus", "fragments")}
 SMALL = [
-    "producer_that_computes", "store_commit_load", "copies_in_groups", "collective_smem_reuse", "exchange_shards_by_stores",
-    "all_but_the_last_are_complete", "hopper_simple", "hopper_ping_pong", "all_gather_2_devices", "hopper_warp_specialised",
+    "producer_that_computes", "store_commit_load", "copies_in_groups", "collective_smem_reuse", "hopper_simple",
+    "exchange_shards_by_stores", "all_but_the_last_are_complete", "hopper_ping_pong", "all_gather_2_devices",
+    "hopper_warp_specialised",
 ]  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from palladion.language.tpu.params import LoweringException
 
 LEFT_IN_PLACE = ("any", "hbm")
 _RULE_2D = (
-    "The Pallas TPU lowering currently requires that the last two dimensions of your block shape are divisible by 8 and "
-    "128 respectively, or be equal to the respective dimensions of the overall array."
+    "The Pallas TPU lowering currently requires that the last two dimensions of your block shape are divisible by 8 "
+    "and 128 respectively, or be equal to the respective dimensions of the overall array."
 )
 _RULE_1D = (
     "The Pallas TPU lowering currently requires that a block shape of one dimension is equal to the array's, or a "
@@ -47,6 +47,12 @@ def check_block(mapping: BlockMapping) -> None:
                 "leave the block shape out, and copy parts of it: pltpu.sync_copy(x_ref.at[…], buffer)",
             )
         return
+    _check_buffers(mapping)
+    check_shape(mapping)
+
+
+def check_shape(mapping: BlockMapping) -> None:
+    """Raise ValueError, in the tutorial's words, for a block that does not lie on tiles."""
     if mapping.covers_array:
         return
     sizes, array = mapping.sizes, mapping.array.shape
@@ -58,6 +64,21 @@ def check_block(mapping: BlockMapping) -> None:
         fits = [n == whole or n % unit == 0 for n, whole, unit in zip(sizes[-2:], array[-2:], (8, 128))]
         if not all(fits):
             raise _mistake(_RULE_2D, mapping, _hint(mapping, fits))
+
+
+def _check_buffers(mapping: BlockMapping) -> None:
+    """The compiler's own pipeline has two buffers for an operand, or one."""
+    mode = mapping.pipeline_mode
+    if mode is None:
+        return
+    if mode.buffer_count not in (1, 2) or mode.use_lookahead or mode.prefetched_count:
+        raise LoweringException(
+            explain(
+                f"The pipeline of {mapping.origin} is {mode}; the TPU compiler's own has one buffer or two.",
+                where=mapping.map_location,
+                hint="pl.Buffered(1) or pl.Buffered(2); pltpu.emit_pipeline takes more, of operands in pl.ANY",
+            )
+        )
 
 
 def _up(n: int, least: int) -> int:

@@ -70,25 +70,23 @@ class Kernel:
     Attributes:
       ids, sizes: of each grid axis that the kernel sees: this program's index, and the number of programs (an int, or
         an `i32` on a dynamic axis).
-      cores: {axis name: index} of the kernel's core mesh.
+      cores: {axis name: (size, this core's index)} of the kernel's core mesh.
       devices: {axis name: size} of the mesh of devices around the call, in order; None where there is none.
       checks: whether `pl.debug_check` checks.
       globals: Refs for equations that allocate for the whole call, by the equation's first result.
       started, waited: copies under way: semaphores' root Refs, with the line that started the copy.
-      collective_id: of the call's compiler parameters.
-      barrier: whether the kernel asked for the barrier semaphore.
+      params: the call's compiler parameters.
     """
 
     ids: Sequence[ir.Value] = ()
     sizes: Sequence[Any] = ()
-    cores: Mapping[Any, ir.Value] = dataclasses.field(default_factory=dict)
+    cores: Mapping[Any, tuple[int, ir.Value]] = dataclasses.field(default_factory=dict)
     devices: Mapping[Any, int] | None = None
     checks: bool = False
     globals: dict[int, Ref] = dataclasses.field(default_factory=dict)
     started: dict[Ref, str | None] = dataclasses.field(default_factory=dict)
     waited: set[Ref] = dataclasses.field(default_factory=set)
     params: Any = None
-    fast: bool = False
 
 
 class Emitter:

@@ -20,9 +20,9 @@ from jaxlib.mlir.dialects import stablehlo
 from palladion import jaxlink
 from palladion.compiler.tpu import rules as rules
 from palladion.compiler.tpu.kinds import is_bool
-from palladion.compiler.tpu.module import build_module
+from palladion.compiler.tpu.module import build_module, has_elements
 from palladion.compiler.tpu.windows import space_of
-from palladion.errors import explain
+from palladion.errors import count_of, explain
 from palladion.language.dtypes import unwritten
 from palladion.language.grid import GridMapping
 from palladion.language.tpu.params import CompilerParams, LoweringException
@@ -46,20 +46,33 @@ def lower(ctx: Any, *args: Any, **params: Any) -> Sequence[Any]:
     _check_static(mapping, params["name"])
     if mapping.num_programs == 0 or all(0 in a.shape for a in params["out_avals"]):
         return jaxlink.lower_as(functools.partial(_nothing, params), ctx, *args)
-    avals_in, avals_out = [_at_border(a) for a in ctx.avals_in], [_at_border(a) for a in params["out_avals"]]
     module = build_module(params, _devices(ctx))
+    used = [i for i, m in enumerate(_operands(mapping)) if m is None or has_elements(m)]
+    made = [o for o, m in enumerate(mapping.outputs) if has_elements(m)]
+    given = [ctx.avals_in[i] for i in used]
+    avals_out = [_at_border(params["out_avals"][o]) for o in made]
     results = mosaic.lower_module_to_custom_call(
-        ctx.replace(avals_in=avals_in, avals_out=avals_out),
-        *[_as_words(x) if is_bool(a.dtype) else x for x, a in zip(args, ctx.avals_in)],
+        ctx.replace(avals_in=[_at_border(a) for a in given], avals_out=avals_out),
+        *[_as_words(args[i]) if is_bool(a.dtype) else args[i] for i, a in zip(used, given)],
         module=module,
         out_type=avals_out,
         kernel_name=params["name"],
         cost_estimate=_cost(params["cost_estimate"]),
-        input_output_aliases=tuple((i + mapping.num_dynamic, o) for i, o in params["input_output_aliases"]),
+        input_output_aliases=tuple(
+            (used.index(i + mapping.num_dynamic), made.index(o)) for i, o in params["input_output_aliases"] if o in made
+        ),
         metadata=None if params["metadata"] is None else dict(params["metadata"]),
         **options(params),
     )
-    return [_as_mask(x) if is_bool(a.dtype) else x for x, a in zip(results, params["out_avals"])]
+    outs = [jaxlink.mlir.ir_constant(np.zeros(a.shape, a.dtype)) if 0 in a.shape else None for a in params["out_avals"]]
+    for o, x in zip(made, results):
+        outs[o] = _as_mask(x) if is_bool(params["out_avals"][o].dtype) else x
+    return outs
+
+
+def _operands(mapping: GridMapping) -> list[Any]:
+    """The mapping of each operand; None for a size of a dynamic grid."""
+    return [*[None] * mapping.num_dynamic, *mapping.prefetch_mappings, *mapping.inputs]
 
 
 def options(params: Any) -> dict[str, Any]:
@@ -73,11 +86,14 @@ def options(params: Any) -> dict[str, Any]:
         if len(fusion) not in (mapping.num_inputs, n):
             raise ValueError(
                 explain(
-                    f"allow_input_fusion has {len(fusion)} entries, but {params['name']} has {mapping.num_inputs} inputs.",
+                    f"allow_input_fusion has {count_of(len(fusion), 'entry', 'entries')}, but {params['name']} has "
+                    f"{count_of(mapping.num_inputs, 'input')}.",
                     hint="give one bool for each operand",
                 )
             )
         fusion = (False,) * (mapping.num_dynamic + n - len(fusion)) + tuple(fusion)
+        fusion = tuple(f for f, m in zip(fusion, _operands(mapping)) if m is None or has_elements(m))
+    _check_tensor_core(given)
     effects = given.has_side_effects
     if not isinstance(effects, bool):
         effects = getattr(mosaic.TpuSideEffectType, effects.name)
@@ -95,15 +111,23 @@ def options(params: Any) -> dict[str, Any]:
         allow_collective_id_without_custom_barrier=given.allow_collective_id_without_custom_barrier,
         shape_invariant_numerics=given.shape_invariant_numerics,
         needs_layout_passes=given.needs_layout_passes,
-        input_memory_spaces=_named_spaces((*mapping.prefetch_mappings, *mapping.inputs), mapping.num_dynamic),
-        output_memory_spaces=_named_spaces(mapping.outputs, 0),
+        input_memory_spaces=_named_spaces(_operands(mapping)),
+        output_memory_spaces=_named_spaces(mapping.outputs),
     )
 
 
-def _named_spaces(mappings: Sequence[Any], before: int) -> tuple[Any, ...] | None:
+def _check_tensor_core(given: CompilerParams) -> None:
+    if given.opt_level is None:
+        return
+    headline = "pltpu.CompilerParams(opt_level=…) is for SparseCore kernels; this one runs on a TensorCore."
+    raise ValueError(explain(headline, opt_level=given.opt_level, hint="leave opt_level out"))
+
+
+def _named_spaces(mappings: Sequence[Any]) -> tuple[Any, ...] | None:
     """HBM where an operand is to be there; elsewhere XLA may put it where it likes."""
-    spaces = [mosaic.TpuMemorySpace.HBM if space_of(m) == "hbm" else None for m in mappings]
-    return (*[None] * before, *spaces) if any(spaces) else None
+    passed = [m for m in mappings if m is None or has_elements(m)]
+    spaces = [mosaic.TpuMemorySpace.HBM if m is not None and space_of(m) == "hbm" else None for m in passed]
+    return tuple(spaces) if any(spaces) else None
 
 
 def _cost(estimate: Any) -> Any:
@@ -144,7 +168,7 @@ def _nothing(params: Any, *args: Any) -> list[jax.Array]:
     ]
 
 
-# --- types that the border has not --------------------------------------------------------------------------------------
+# --- types that the border has not ------------------------------------------------------------------------------------
 def _at_border(aval: Any) -> Any:
     if jaxlink.is_opaque(aval.dtype):
         return jaxlink.ShapedArray((*aval.shape, *aval.dtype._impl.key_shape), np.dtype("uint32"))

@@ -77,33 +77,38 @@ class _Call:
     def __init__(self, params: Mapping[str, Any], mapping: GridMapping, devices: Any) -> None:
         self.params, self.mapping, self.devices = params, mapping, devices
         self.jaxpr = params["jaxpr"]
-        operands = mapping.block_mappings
+        operands = [m for m in mapping.block_mappings if has_elements(m)]
         in_place = all(m.covers_array or windows.space_of(m) in blocks.LEFT_IN_PLACE for m in operands)
         self.grid: tuple[int | None, ...] = mapping.grid or (() if in_place else (1,))
-        n_refs = mapping.num_prefetch + len(operands)
+        n_refs = mapping.num_prefetch + len(mapping.block_mappings)
+        self.operands = operands
         self.scratch = [v.aval for v in self.jaxpr.invars[n_refs:]]
         self.for_call = [e for e in _equations(self.jaxpr) if e.primitive in _FOR_THE_CALL]
 
     def emit(self) -> None:
         self._main()
         if self.grid:
-            for n, operand in enumerate(self.mapping.block_mappings):
+            for n, operand in enumerate(self.operands):
                 if windows.space_of(operand) not in blocks.LEFT_IN_PLACE:
                     windows.emit_window(operand, f"transform_{n}", self.grid, self.mapping.prefetch_mappings)
 
     def _main(self) -> None:
         mapping, n_grid = self.mapping, len(self.grid)
-        operands = (*mapping.prefetch_mappings, *mapping.block_mappings)
+        operands = (*mapping.prefetch_mappings, *self.operands)
         allocated = [e.outvars[0].aval for e in self.for_call]
         scratch = [ref_type(a) for a in (*self.scratch, *allocated)]
         kinds = [windows.prefetch_type(m) for m in mapping.prefetch_mappings]
-        kinds += [windows.window_type(m) for m in mapping.block_mappings]
+        kinds += [windows.window_type(m) for m in self.operands]
         main = func.FuncOp("main", ([i32()] * n_grid + kinds + scratch, []))
         self._attributes(main, len(scratch))
         with ir.InsertionPoint(main.add_entry_block()):
             arguments = list(main.arguments)
             ids, rest = arguments[:n_grid], arguments[n_grid:]
-            refs = [self._ref(memory, m) for memory, m in zip(rest, operands)]
+            memory = iter(rest)
+            refs = [
+                self._ref(next(memory) if has_elements(m) else None, m)
+                for m in (*mapping.prefetch_mappings, *mapping.block_mappings)
+            ]
             buffers = rest[len(operands) :]
             refs += [Ref(b, a, a.label) for b, a in zip(buffers, self.scratch)]
             kernel = self._kernel(ids)
@@ -127,7 +132,7 @@ class _Call:
             params=self.params["compiler_params"],
         )
 
-    def _ref(self, memory: ir.Value, mapping: BlockMapping) -> Ref:
+    def _ref(self, memory: Any, mapping: BlockMapping) -> Ref:
         squeezed = mapping.squeezed if windows.space_of(mapping) not in blocks.LEFT_IN_PLACE else ()
         return Ref(memory, mapping.ref_aval(), mapping.origin, squeezed)
 
@@ -143,7 +148,7 @@ class _Call:
             [attr(f"#tpu.dimension_semantics<{s}>") for s in self._semantics()]
         )
         main.attributes["window_params"] = ir.ArrayAttr.get(
-            [windows.window_params(m, f"transform_{n}") for n, m in enumerate(self.mapping.block_mappings)]
+            [windows.window_params(m, f"transform_{n}") for n, m in enumerate(self.operands)]
         )
 
     def _semantics(self) -> list[str]:
@@ -168,6 +173,11 @@ class _Call:
         for axis, kind in zip(axes, given):
             result[axis] = getattr(kind, "value", kind)
         return result
+
+
+def has_elements(mapping: BlockMapping) -> bool:
+    """Whether an operand is passed to the kernel: Mosaic has no arrays without elements."""
+    return 0 not in mapping.array.shape
 
 
 _FOR_THE_CALL = (kernels.get_global_p, allocation.allocate_p)

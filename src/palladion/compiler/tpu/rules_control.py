@@ -15,7 +15,7 @@ from palladion.compiler.tpu.build import constant
 from palladion.compiler.tpu.emit import RULES, Emitter
 from palladion.compiler.tpu.kinds import Refusal, i32, is_bool, value_type
 from palladion.compiler.tpu.rules_elementwise import widened
-from palladion.compiler.tpu.rules_shapes import UNROLLED, _pieces
+from palladion.compiler.tpu.rules_shapes import UNROLLED, pieces
 
 
 def _packed(values: Sequence[ir.Value]) -> list[ir.Value]:
@@ -51,7 +51,7 @@ def _branch(ev: Emitter, which: ir.Value, branches: Sequence[Any], args: Any, ki
     if n == len(branches) - 1:
         return _packed(ev.run(branches[n], args))
     compare = arith.CmpIPredicate.ne if n == 0 and len(branches) == 2 else arith.CmpIPredicate.sgt
-    choice = scf.IfOp(arith.cmpi(compare, which, constant(n)), kinds, has_else=True)
+    choice: Any = scf.IfOp(arith.cmpi(compare, which, constant(n)), kinds, has_else=True)
     with ir.InsertionPoint(choice.then_block):
         scf.YieldOp(_branch(ev, which, branches, args, kinds, n + 1))
     with ir.InsertionPoint(choice.else_block):
@@ -72,10 +72,10 @@ def _platform_index(ev: Emitter, eqn):
 def loop(lower: Any, upper: Any, step: int, init: Sequence[ir.Value], body: Callable[..., Sequence[ir.Value]]) -> list:
     """`scf.for` over `i32`: `body(i, *carry)` gives the next carry."""
     as_value = [build.as_i32(x) for x in (lower, upper, step)]
-    op = scf.ForOp(*as_value, list(init))
+    op: Any = scf.ForOp(as_value[0], as_value[1], as_value[2], list(init))
     with ir.InsertionPoint(op.body):
         scf.YieldOp(list(body(op.induction_variable, *op.inner_iter_args)))
-    return list(op.results_) if hasattr(op, "results_") else list(op.results)
+    return list(op.results)
 
 
 @RULES.rule(lax.scan_p)
@@ -115,7 +115,7 @@ def _unrolled_scan(ev: Emitter, eqn, consts, carry, xs) -> list[ir.Value]:
             f"a scan over the rows of values, of {length} rounds, is more than is unrolled.",
             "loop with lax.fori_loop and read the Ref in each round: x_ref[pl.ds(i, 1)]",
         )
-    rows = [_pieces(x, 0, [1] * length) for x in xs]
+    rows = [pieces(x, 0, [1] * length) for x in xs]
     shapes = [tuple(v.aval.shape) for v in jaxpr.invars[len(consts) + n :]]
     results: list[list[ir.Value]] = [[] for _ in eqn.outvars[n:]]
     order = range(length)[::-1] if eqn.params["reverse"] else range(length)

@@ -187,7 +187,7 @@ for _primitive, _function in jaxlink.special_functions().items():
     RULES.rule(_primitive)(_plain(_function))
 
 
-# --- other primitives that are short programs ---------------------------------------------------------------------------
+# --- other primitives that are short programs -------------------------------------------------------------------------
 def _nextafter(x, y):
     bits = element_bits(x.dtype)
     word = jnp.dtype(f"int{bits}")
@@ -222,7 +222,8 @@ def _logsumexp_scan(axis: int, reverse: bool) -> Callable:
         where, distance = lax.broadcasted_iota(jnp.int32, shape, axis), 1
         while distance < n:
             shift = n - distance if reverse else distance
-            moved = jnp.concatenate([lax.slice_in_dim(x, n - shift, n, axis=axis), lax.slice_in_dim(x, 0, n - shift, axis=axis)], axis)  # fmt: skip
+            ends = ((n - shift, n), (0, n - shift))
+            moved = jnp.concatenate([lax.slice_in_dim(x, low, high, axis=axis) for low, high in ends], axis)
             inside = where < n - distance if reverse else where >= distance
             moved = _where(inside, moved, _like(x, -np.inf))
             top = jnp.maximum(x, moved)

@@ -6,6 +6,7 @@ a strided slice of slices, a slice at a run-time place of a rotation, an update 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,6 @@ def _squeeze(ev: Emitter, eqn, x):
     return reshape(x, eqn.outvars[0].aval.shape)
 
 
-if hasattr(lax, "expand_dims_p"):
-    RULES.rule(lax.expand_dims_p)(_squeeze)
-
-
 @RULES.rule(lax.transpose_p)
 def _transpose(ev: Emitter, eqn, x):
     return build.transpose(x, eqn.params["permutation"])
@@ -65,20 +62,26 @@ def _stack(ev: Emitter, eqn, *parts):
 @RULES.rule(lax.unstack_p)
 def _unstack(ev: Emitter, eqn, x):
     axis, n = eqn.params["axis"], len(eqn.outvars)
-    return [reshape(part, eqn.outvars[0].aval.shape) for part in _pieces(x, axis, [1] * n)]
+    return [reshape(part, eqn.outvars[0].aval.shape) for part in pieces(x, axis, [1] * n)]
 
 
-def _pieces(x: ir.Value, axis: int, sizes: Any) -> list[ir.Value]:
-    starts, shape = np.cumsum([0, *sizes])[:-1], shape_of(x)
-    return [
-        cut(x, [int(s) if d == axis else 0 for d in range(len(shape))], [n if d == axis else m for d, m in enumerate(shape)])
-        for s, n in zip(starts, sizes)
-    ]  # fmt: skip
+def along(x: ir.Value, axis: int, start: int, size: int) -> ir.Value:
+    """Elements start … start + size along an axis."""
+    shape = list(shape_of(x))
+    starts = [0] * len(shape)
+    starts[axis], shape[axis] = start, size
+    return cut(x, starts, shape)
+
+
+def pieces(x: ir.Value, axis: int, sizes: Sequence[int]) -> list[ir.Value]:
+    """A value cut along an axis into parts of the given sizes."""
+    starts = np.cumsum([0, *sizes])[:-1]
+    return [along(x, axis, int(s), n) for s, n in zip(starts, sizes)]
 
 
 @RULES.rule(lax.split_p)
 def _split(ev: Emitter, eqn, x):
-    return _pieces(x, eqn.params["axis"], eqn.params["sizes"])
+    return pieces(x, eqn.params["axis"], eqn.params["sizes"])
 
 
 @RULES.rule(lax.tile_p)
@@ -104,16 +107,15 @@ def _iota(ev: Emitter, eqn, *dynamic):
 # --- slices -----------------------------------------------------------------------------------------------------------
 def strided(x: ir.Value, axis: int, start: int, size: int, stride: int) -> ir.Value:
     """Every `stride`-th element along an axis."""
-    shape = list(shape_of(x))
     if stride == 1 or size == 1:
-        return cut(x, [start if d == axis else 0 for d in range(len(shape))], [size if d == axis else n for d, n in enumerate(shape)])  # fmt: skip
+        return along(x, axis, start, size)
     if size > UNROLLED:
         raise Refusal(
             f"{size} elements with the stride {stride} would take {size} slices.",
             "slice the Ref instead of its value, or reshape to (…, n, stride) and take [..., 0]",
         )
     places = range(start, start + size * stride, stride)
-    return concatenate([strided(x, axis, p, 1, 1) for p in places], axis)
+    return concatenate([along(x, axis, p, 1) for p in places], axis)
 
 
 @RULES.rule(lax.slice_p)
@@ -196,7 +198,7 @@ def _spread(x: ir.Value, value: ir.Value, axis: int, between: int) -> ir.Value:
     if n > UNROLLED:
         raise Refusal(f"padding between {n} elements would take as many slices.", "pad with a reshape")
     parts = []
-    for part in _pieces(x, axis, [1] * n):
+    for part in pieces(x, axis, [1] * n):
         parts += [part, _block(part, value, axis, between)]
     return concatenate(parts[:-1], axis)
 
@@ -207,5 +209,5 @@ def _rev(ev: Emitter, eqn, x):
         n = shape_of(x)[axis]
         if n > UNROLLED:
             raise ev.refuse(eqn, f"rev of {n} elements")
-        x = concatenate(_pieces(x, axis, [1] * n)[::-1], axis)
+        x = concatenate(pieces(x, axis, [1] * n)[::-1], axis)
     return x

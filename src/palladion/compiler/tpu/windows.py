@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, func
 
@@ -58,8 +58,7 @@ def window_params(mapping: BlockMapping, name: str) -> ir.Attribute:
         "window_bounds": ir.DenseI64ArrayAttr.get(shape),
         "transform_indices": ir.FlatSymbolRefAttr.get(name),
     }
-    mode = mapping.pipeline_mode
-    if mode is not None and getattr(mode, "buffer_count", 2) == 1:
+    if mapping.pipeline_mode is not None and mapping.pipeline_mode.buffer_count == 1:
         entry["pipeline_mode"] = attr("#tpu.pipeline_mode<synchronous>")
     if in_elements(mapping):
         padding = [b.padding if isinstance(b, Element) else (0, 0) for b in mapping.block_shape]
@@ -120,7 +119,12 @@ def needs_clamp(mapping: BlockMapping, grid: tuple[int | None, ...]) -> tuple[bo
             result.append(size is None or size - 1 > high)
         else:
             result.append(True)
-    if any(result) and None not in grid and not reads_prefetch(mapping) and 0 < np.prod(grid or (1,)) <= _LOOKED_AT:
+    if (
+        any(result)
+        and None not in grid
+        and not reads_prefetch(mapping)
+        and 0 < math.prod(n or 0 for n in grid) <= _LOOKED_AT
+    ):
         found = mapping.indices(evaluate(mapping, grid_points([n or 0 for n in grid])))
         return tuple(bool(((i < low) | (i > high)).any()) for (i, _), (low, high) in zip(found, mapping.extents))
     return tuple(result)

@@ -105,7 +105,7 @@ def _switch(ctx: Lowering, eqn: Any, which: Any, numbers: list[int], operands: S
     half = len(numbers) // 2
     last = emit.full((), numbers[half], emit.scalar_type(which))
     condition = arith.cmpi(arith.CmpIPredicate.slt, which, last)
-    cells = _written_cells(eqn, operands)
+    cells = _written_cells(eqn, (which, *operands))
     before = [c.value for c in cells]
     kinds = [emit.typed(v.aval.shape, emit.element_type(v.aval.dtype)) for v in eqn.outvars]
     kinds += [emit.typed(c.block, emit.element_type(c.dtype)) for c in cells]

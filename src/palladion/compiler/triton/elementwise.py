@@ -76,7 +76,17 @@ def _float_to_float(v: Any, old: Any, new: Any, kind: Any) -> Any:
 
 @RULES.rule(lax.convert_element_type_p)
 def _convert(ctx: Lowering, eqn, x) -> Any:
-    return cast(x, dtype_of(eqn.invars[0]), eqn.params["new_dtype"])
+    old, new = dtype_of(eqn.invars[0]), jnp.dtype(eqn.params["new_dtype"])
+    if "float8_e4m3fn" in (str(old), str(new)) and old != new:
+        check_f8(ctx, eqn)
+    return cast(x, old, new)
+
+
+def check_f8(ctx: Lowering, eqn: Any) -> None:
+    """Raises: NotImplementedError: the chip has no conversions of float8_e4m3fn."""
+    if ctx.sm < 89:
+        headline = f"sm_{ctx.sm} does not compute with float8_e4m3fn; that came with sm_89."
+        raise refusal(NotImplementedError, headline, eqn, "use float8_e5m2, bfloat16 or int8 there")
 
 
 @RULES.rule(lax.bitcast_convert_type_p)

@@ -15,6 +15,7 @@ Source: tutorial 6.2; findings of the spike on Triton (shapes as constants, `tt.
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import re
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ class Kernel:
 
     Attributes:
       name: of the function.
-      text: the module, with the user's lines; `plain`: without them.
+      text: the module, with the user's lines; `plain`: without them; bytecode: the same as MLIR's bytecode.
       grid: programs along x, y and z; None along an axis that only the call knows.
       arguments: in order.
       num_warps, num_stages: for the compiler.
@@ -75,6 +76,7 @@ class Kernel:
     name: str
     text: str
     plain: str
+    bytecode: bytes
     grid: tuple[int | None, int | None, int | None]
     arguments: tuple[Argument, ...]
     num_warps: int
@@ -110,7 +112,9 @@ def lower_call(params: dict[str, Any], sm: int) -> Kernel:
         module.operation.verify()
         plain = str(module)
         text = module.operation.get_asm(enable_debug_info=True)
-    return Kernel(name, text, plain, grid, arguments, warps, stages)
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+    return Kernel(name, text, plain, buffer.getvalue(), grid, arguments, warps, stages)
 
 
 def _defined_at(jaxpr: Any, name: str) -> ir.Location:
@@ -120,9 +124,8 @@ def _defined_at(jaxpr: Any, name: str) -> ir.Location:
 
 
 def _spoken(origin: str) -> str:
-    """The kernel's own name for an operand: x_ref of "input 0 (x_ref)"."""
-    match = re.search(r"\((\w+)", origin)
-    return match[1] if match else re.sub(r"\W+", "_", origin)
+    """The kernel's own name for an operand: x_ref of "x_ref (input 0)"."""
+    return re.sub(r"\W+", "_", origin.partition(" (")[0]).strip("_") or "operand"
 
 
 def _arguments(gm: GridMapping) -> tuple[Argument, ...]:

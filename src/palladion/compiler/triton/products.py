@@ -19,7 +19,7 @@ from jax import lax
 from jaxlib.triton import dialect as tt
 
 from palladion.compiler.triton import emit
-from palladion.compiler.triton.elementwise import add, cast, mul
+from palladion.compiler.triton.elementwise import add, cast, check_f8, mul
 from palladion.compiler.triton.lowering import RULES, Lowering, dtype_of, refusal
 from palladion.compiler.triton.reductions import reduce_axes
 
@@ -31,6 +31,8 @@ _LEAST_K = {64: 4, 32: 8, 16: 16, 8: 32}
 def _dot_general(ctx: Lowering, eqn, a, b) -> Any:
     (ca, cb), (ba, bb) = eqn.params["dimension_numbers"]
     types = dtype_of(eqn.invars[0]), dtype_of(eqn.invars[1])
+    if "float8_e4m3fn" in map(str, types):
+        check_f8(ctx, eqn)
     out = dtype_of(eqn.outvars[0])
     a, batch, m = _arranged(a, ba, ca, last=True)
     b, _, n = _arranged(b, bb, cb, last=False)
@@ -41,7 +43,7 @@ def _dot_general(ctx: Lowering, eqn, a, b) -> Any:
     common = _operand_dtype(types, out)
     if common is not None and k >= _LEAST_K[emit.bits_of(common)] and rows * columns > 1:
         a, b = cast(a, types[0], common), cast(b, types[1], common)
-        result, made = _dot(ctx, eqn, a, b, common, (*lead, rows, columns))
+        result, made = _dot(eqn, a, b, common, (*lead, rows, columns))
     else:
         result, made = _multiplied_out(eqn, a, b, types, out, lead, (rows, columns, k))
     return cast(emit.reshape(result, (*batch, *m, *n)), made, out)
@@ -68,14 +70,7 @@ def _operand_dtype(types: Sequence[Any], out: Any) -> Any:
     return jnp.promote_types(*(jnp.bfloat16 if str(t) in _F8 else t for t in types))
 
 
-def _dot(ctx: Lowering, eqn: Any, a: Any, b: Any, dtype: Any, shape: Sequence[int]) -> tuple[Any, Any]:
-    if str(dtype) == "float8_e4m3fn" and ctx.sm < 89:  # its conversions to 16 bits are instructions from sm_89 on
-        raise refusal(
-            NotImplementedError,
-            f"sm_{ctx.sm} has no {dtype}; it came with sm_89.",
-            eqn,
-            "keep the operand as float8_e5m2, bfloat16 or int8",
-        )
+def _dot(eqn: Any, a: Any, b: Any, dtype: Any, shape: Sequence[int]) -> tuple[Any, Any]:
     made = jnp.dtype(jnp.int32 if str(dtype) == "int8" else jnp.float64 if emit.bits_of(dtype) == 64 else jnp.float32)
     accumulator = emit.const(0, made, shape)
     precision = _precision(eqn) if str(dtype) == "float32" else tt.InputPrecision.IEEE

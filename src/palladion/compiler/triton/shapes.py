@@ -117,12 +117,15 @@ def gathered(x: Any, axis: int, index: Any) -> Any:
 
 def steps(start: Any, n: int, stride: int = 1) -> Any:
     """start, start + stride, ... as a vector of n."""
-    return emit.broadcast(emit.add(emit.mul(emit.arange(n, 0, 1), stride), start), (n,)) if n > 1 else _single(start)
+    start = start if isinstance(start, ir.Value) else int(start)  # parameters may hold NumPy's integers
+    if n == 1:
+        return _single(start)
+    return emit.broadcast(emit.add(emit.mul(emit.arange(n, 0, 1), int(stride)), start), (n,))
 
 
 def _single(start: Any) -> Any:
     i32 = ir.IntegerType.get_signless(32)
-    return emit.full((1,), start, i32) if isinstance(start, int) else emit.broadcast(start, (1,))
+    return emit.full((1,), start, i32) if not isinstance(start, ir.Value) else emit.broadcast(start, (1,))
 
 
 @RULES.rule(lax.slice_p)
@@ -194,7 +197,8 @@ def _concatenate(ctx: Lowering, eqn, *parts) -> Any:
 def _pad(ctx: Lowering, eqn, x, fill) -> Any:
     shape = eqn.outvars[0].aval.shape
     inside = None
-    for axis, (low, high, interior) in enumerate(eqn.params["padding_config"]):
+    for axis, config in enumerate(eqn.params["padding_config"]):
+        low, high, interior = map(int, config)
         n = emit.shape_of(x)[axis]
         if low == high == interior == 0:
             continue
@@ -232,6 +236,25 @@ def _split(ctx: Lowering, eqn, x) -> list[Any]:
         outs.append(gathered(x, axis, steps(start, n)))
         start += n
     return outs
+
+
+@RULES.rule(lax.stack_p)
+def _stack(ctx: Lowering, eqn, *parts) -> Any:
+    axis, shape = eqn.params["axis"], eqn.outvars[0].aval.shape
+    result = None
+    for k, x in enumerate(parts):
+        x = tt.expand_dims(x, axis) if emit.shape_of(x) else emit.reshape(x, (1,))
+        x = emit.broadcast(x, shape)
+        here = emit.arange(shape[axis], axis, len(shape))
+        here = arith.cmpi(arith.CmpIPredicate.eq, here, emit.like(here, k))
+        result = x if result is None else emit.select(emit.broadcast(here, shape), x, result)
+    return result
+
+
+@RULES.rule(lax.unstack_p)
+def _unstack(ctx: Lowering, eqn, x) -> list[Any]:
+    axis = eqn.params["axis"]
+    return [emit.reshape(gathered(x, axis, steps(k, 1)), v.aval.shape) for k, v in enumerate(eqn.outvars)]
 
 
 @RULES.rule(lax.gather_p)

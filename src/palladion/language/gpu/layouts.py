@@ -195,7 +195,7 @@ def _reduction(name: str, reduce: Callable[..., jax.Array]) -> Callable[..., Any
                 raise mistake(ValueError, headline, hint="how many partial results each lane keeps at once: 2, 4 …")
         if isinstance(axis, list):
             axis = tuple(axis)
-        dims = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+        dims: tuple[Any, ...] = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
         if not all(isinstance(d, (int, np.integer)) for d in dims) or not isinstance(keepdims, (bool, np.bool_)):
             wrong = kind_of(axis if isinstance(keepdims, (bool, np.bool_)) else keepdims)
             headline = f"plgpu.{name} takes axis=an integer or a tuple of them and keepdims=True or False, not {wrong}."

@@ -195,7 +195,8 @@ def nd_loop(
 
 
 def _mesh_axes(owner: str, axes: Any) -> tuple[Any, ...]:
-    names = axis_names(owner, "collective_axes", axes)
+    names: tuple[Any, ...] = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    names = tuple(name for entry in names for name in axis_names(owner, "collective_axes", entry))
     known = frames.required(owner).cores
     for name in names:
         if name not in known:
@@ -207,7 +208,8 @@ def _mesh_axes(owner: str, axes: Any) -> tuple[Any, ...]:
                 "grid_names=('sm',))",
             )
     if not names or len(set(names)) != len(names):
-        raise mistake(ValueError, f"{owner}(collective_axes={axes!r}) must name each axis once, and at least one.")
+        headline = f"{owner}(collective_axes={axes!r}) must name each axis once, and at least one."
+        raise mistake(ValueError, headline, hint="collective_axes='sm', or a tuple of names")
     return names
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from palladion import jaxlink
 from palladion.errors import count_of, explain, mistake
-from palladion.language.dtypes import element_bits
+from palladion.language.dtypes import SemaphoreDType, element_bits
 from palladion.language.fields import Check, check_fields, integer, sequence_of
 from palladion.language.gpu.layout_values import TMEMLayout, base_of
 from palladion.language.gpu.refs import as_storage
@@ -264,6 +265,9 @@ class MemorySpace(enum.Enum):
           TypeError, ValueError: a shape, dtype or option that this memory cannot have.
         """
         ref = memory_ref(self, shape, dtype)
+        if jaxlink.is_opaque(ref.dtype) and not isinstance(ref.dtype, SemaphoreDType):
+            headline = f"A {self} buffer cannot hold {ref.dtype}."
+            raise mistake(TypeError, headline, hint="keys are uint32 numbers in memory: jax.random.key_data(key)")
         layers = storage_transforms(transforms, f"a {self} buffer")
         if self is not MemorySpace.TMEM:
             stored_shape(ref.shape, ref.dtype, layers, f"a {self} buffer")

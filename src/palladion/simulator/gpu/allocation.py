@@ -209,6 +209,9 @@ class Scope:
         meet(self.agent, (self.key, "leave"), f"the end of the collective pl.run_scoped at {self.where}", self.eqn)
         if self.key not in block.buffers:
             return
+        if machine.tracking:  # what still writes here is noted
+            while machine.engine.flying:
+                machine.engine.complete(machine.engine.flying[0])
         marks, made = block.buffers.pop(self.key)
         block.left.add(self.key)
         for thread in block.threads:  # what they still read is noted when it is done
@@ -228,7 +231,7 @@ class Scope:
     def _end_of(self, thing: Any) -> None:
         if isinstance(thing, Barriers):
             thing.check_end(self.machine.engine, self.where, warn=self.last)
-        elif isinstance(thing, Buffer) and thing.writes is not None:
+        elif isinstance(thing, Buffer) and thing.writes is not None and not self.last:
             # Nobody may write it any more. Who still reads it is noted with the memory, for whoever gets that next.
             conflict = thing.written_before(self.agent.actor, GENERIC)
             if conflict is not None:

@@ -51,7 +51,7 @@ def note_update(
         return
     lines = np.fromiter(atomics, np.int64)
     if conflict := buffer.updated_by(actor, region, site, view, lambda stamps: np.isin(site_of(stamps), lines)):
-        thread.machine.race(thread, buffer, "update", who, conflict, eqn, actor, view)
+        thread.machine.race(thread, buffer, "update", who, conflict, eqn, actor, view, region)
     wanted = thread.machine.uninitialized
     if wanted != "allow":
         shared_rules.check_written(thread.agent, eqn, buffer, region, wanted, UNWRITTEN)

@@ -234,10 +234,10 @@ def note_copy(
     machine = thread.machine
     if source.writes is not None and box.region is not None:
         if conflict := source.read_by(actor, box.region, site, view):
-            machine.race(thread, source, "read", who, conflict, eqn, actor, view)
+            machine.race(thread, source, "read", who, conflict, eqn, actor, view, box.region)
     if goal.writes is not None:
         if conflict := goal.written_by(actor, part, site, view):
-            machine.race(thread, goal, "write", who, conflict, eqn, actor, view)
+            machine.race(thread, goal, "write", who, conflict, eqn, actor, view, part)
         if machine.uninitialized != "allow" and box.region is not None:
             filled = part if box.inside is None else part.then(("index", box.inside))
             goal.copied_from(filled, source, box.region)

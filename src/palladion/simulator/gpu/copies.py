@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from palladion.language.dtypes import element_bits
 from palladion.language.gpu.copies import (
     async_prefetch_p,
     commit_smem_p,
@@ -46,7 +47,7 @@ def _copy(compiler: Compiler, eqn: Any) -> Callable:
     happens, tile = predicate(given.predicate), tile_of(dst, given.dst)
     site, mode = compiler.machine.site_of(eqn), eqn.params["oob_mode"]
     axes, leader_tracked = eqn.params["collective_axes"], eqn.params["leader_tracked"]
-    size = dst.size * np.dtype(dst.aval.dtype).itemsize
+    size = dst.size * element_bits(dst.aval.dtype) // 8
     promised = mode is OOBFillMode.PROMISE_IN_BOUNDS or bar is None
 
     def start(agent: Agent, *operands: Any) -> list:
@@ -147,7 +148,7 @@ def _commit(compiler: Compiler, eqn: Any) -> Callable:
 def _prefetch(compiler: Compiler, eqn: Any) -> Callable:
     given = jax.tree.unflatten(eqn.params["tree"], placeholders(eqn))
     end, happens = GmemEnd(eqn, given.ref), predicate(given.predicate)
-    size = 0 if end.windows is not None else end.size * np.dtype(end.aval.dtype).itemsize
+    size = 0 if end.windows is not None else end.size * element_bits(end.aval.dtype) // 8
 
     def prefetch(agent: Agent, *operands: Any) -> list:
         if happens(operands):

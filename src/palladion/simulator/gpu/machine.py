@@ -47,12 +47,18 @@ _KINDS = {"wgmma": "wgmma-in-flight", "tcgen05": "tmem-in-flight", "tmem": "tmem
           "store": "missing-wait"}  # fmt: skip
 _PAST = {"read": "read", "write": "wrote", "free": "freed"}
 _HINTS = {
-    "race": "order the two by a barrier (threads of a block), a ClusterBarrier (blocks of a cluster) or a semaphore",
+    "race": "order the two by a barrier (threads of a block), a ClusterBarrier (blocks of a cluster) or a semaphore; "
+    "sums of several blocks: plgpu.atomic_add",
     "missing-wait": "wait for the copy first: barrier_wait on its barrier, or wait_smem_to_gmem in the thread that "
-    "started it",
-    "wgmma-in-flight": "the last wgmma still runs: wgmma_wait(0), or read the accumulator, before its operands change",
+    "started it, from which another thread learns of it by a barrier",
+    "refill": "is this the slot that is meant? A slot is filled again when its data was used: after barrier_wait on "
+    "the first copy's barrier and the last use; another thread that uses it tells of that on a second barrier",
+    "wgmma-in-flight": "the last wgmma still runs: wgmma_wait(0), or read the accumulator, before its operands change "
+    "or another thread is told that they may; or refill the slot of the step before (delay_release=1 in a pipeline)",
     "tmem-in-flight": "operations on TMEM are asynchronous: wait on the product's barrier, wait_load_tmem() after "
     "loads, commit_tmem() after stores",
+    "operand-in-flight": "the product still reads its operands: before they change, wait on a barrier that it arrives "
+    "on, of tcgen05_mma(…, barrier) or tcgen05_commit_arrive(barrier)",
 }
 _PROXY = (
     "the async proxy (TMA, wgmma, tcgen05) does not see ordinary accesses until a fence: call plgpu.commit_smem() "
@@ -345,7 +351,7 @@ class Machine:
 
     def race(
         self, place: Thread, buffer: Buffer, access: str, who: str, conflict: tuple[str, int], eqn: Any,
-        actor: Actor | None = None, view: int = GENERIC,
+        actor: Actor | None = None, view: int = GENERIC, region: Region | None = None,
     ) -> None:  # fmt: skip
         """Report that an access is not ordered after an earlier one, as what it is.
 
@@ -353,7 +359,7 @@ class Machine:
           place: the thread that does it, or started it. buffer: what is accessed.
           access: "read" or "write". who: does it, for the message; an operation's is a `Who`.
           conflict: what the earlier access did ("read" or "wrote"), and its stamp. eqn: the line.
-          actor, view: through which the access goes; default: the thread's own.
+          actor, view: through which the access goes; default: the thread's own. region: what of the buffer.
         """
         engine = self.engine
         actor = actor or place.agent.actor
@@ -369,7 +375,7 @@ class Machine:
         later = started or (kind == "race" and isinstance(who, Who) and self._is_later(place, actor, stamp))
         if later and isinstance(who, Who):
             kind = _KINDS.get(who.kind, kind)
-        hint = _HINTS[kind]
+        hint = _HINTS[_case(kind, buffer, access, who, earlier)]
         if came is not None and kind == "race":
             hint += "; all blocks along the axes of a collective copy must issue it"
         if view != GENERIC and actor.clock.knows(GENERIC, stamp):
@@ -380,18 +386,40 @@ class Machine:
             here, there = there, here
             act = f"{earlier} {'reads' if verb == 'read' else 'writes'} what {who} {_PAST[access]}"
         where = here or there if there in (None, here) or here is None else f"{here}; the other access at {there}"
+        label = buffer.label + _slot(region)
         what = {
-            "missing-fence": f"Missing fence on {buffer.label}: {act}, in another proxy.",
-            "race": f"Race on {buffer.label}: {act}, and nothing orders the two.",
-        }.get(kind, f"{buffer.label} is still in use: {act}, which may still be running.")
+            "missing-fence": f"Missing fence on {label}: {act}, in another proxy.",
+            "race": f"Race on {label}: {act}, and nothing orders the two.",
+        }.get(kind, f"{label} is still in use: {act}, which may still be running.")
         warn = self.params.on_race == "warn"
         self.found(kind, what, where=where, when=place.when(), operand=buffer.label, hint=hint, warn=warn)
 
-    @staticmethod
-    def _is_later(place: Thread, actor: Actor, stamp: int) -> bool:
-        """Whether an access was made by the thread that started an operation, after it had started it."""
+    def _is_later(self, place: Thread, actor: Actor, stamp: int) -> bool:
+        """Whether an access was made after an operation was started: by the thread that did, or one that it told."""
         own = {t.agent.actor.component for t in (place, place.parent) if t is not None and t.agent.actor is not actor}
-        return component_of(stamp) in own and not actor.clock.knows(GENERIC, stamp)
+        if component_of(stamp) in own and not actor.clock.knows(GENERIC, stamp):
+            return True
+        starter = place.agent.actor.component
+        for agent in {*self.engine.agents, *(t.agent for t in place.block.threads)}:
+            if agent is not place.agent and agent.actor.component == component_of(stamp):
+                known, then = agent.actor.clock.known[GENERIC], actor.clock.known[GENERIC]
+                return starter < len(known) and bool(known[starter] >= then[starter])
+        return False
+
+
+def _case(kind: str, buffer: Buffer, access: str, who: str, earlier: str) -> str:
+    """Which of the hints is for a finding of this kind."""
+    if kind == "missing-wait" and access == "write" and {getattr(x, "kind", "") for x in (who, earlier)} == {"copy"}:
+        return "refill"
+    return "operand-in-flight" if kind == "tmem-in-flight" and getattr(buffer.space, "name", "") != "TMEM" else kind
+
+
+def _slot(region: Region | None) -> str:
+    """`[2]`, of a part that is chosen by numbers first: a slot of a ring of buffers."""
+    first = region.views[0] if region is not None and region.views else ("", ())
+    numbers = first[1] if first[0] == "index" else ()
+    slot = list(itertools.takewhile(lambda i: isinstance(i, int | np.integer), numbers))
+    return f"[{', '.join(map(str, slot))}]" if slot and len(slot) < len(numbers) else ""
 
 
 def location_of(eqn: Any) -> str | None:

@@ -52,7 +52,7 @@ def note_read(
         while machine.engine.flying:
             machine.engine.complete(machine.engine.flying[0])
     if conflict := buffer.read_by(actor, region, site, view):
-        machine.race(thread, buffer, "read", who, conflict, eqn, actor, view)
+        machine.race(thread, buffer, "read", who, conflict, eqn, actor, view, region)
     if unwritten:
         shared_rules.check_written(thread.agent, eqn, buffer, region, machine.uninitialized, UNWRITTEN)
 
@@ -63,7 +63,7 @@ def note_write(
     """Check a write against the buffer's history."""
     refuse_operand(thread, eqn, buffer, who)
     if buffer.writes is not None and (conflict := buffer.written_by(actor, region, site, view)):
-        thread.machine.race(thread, buffer, "write", who, conflict, eqn, actor, view)
+        thread.machine.race(thread, buffer, "write", who, conflict, eqn, actor, view, region)
 
 
 def refuse_operand(thread: Thread, eqn: Any, buffer: Buffer, who: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from palladion.language.dtypes import element_bits
 from palladion.language.gpu.copies import async_store_smem_p, commit_group_p, copy_smem_to_gmem_p, wait_smem_to_gmem_p
 from palladion.language.interpret_params import LoggingMode
 from palladion.simulator import shared_rules
@@ -43,7 +44,7 @@ def _store(compiler: Compiler, eqn: Any) -> Callable:
     happens, tile = predicate(given.predicate), tile_of(src, given.src)
     setting, commit = compiler.machine, eqn.params["commit_group"]
     site, reduction = setting.site_of(eqn), eqn.params["reduction_op"]
-    size = src.size * np.dtype(src.aval.dtype).itemsize
+    size = src.size * element_bits(src.aval.dtype) // 8
     combine = None if reduction is None else REDUCTIONS[reduction]
     if combine is not None:
         setting.atomics.add(site)
@@ -70,7 +71,7 @@ def _store(compiler: Compiler, eqn: Any) -> Callable:
         def read(actor: Actor | None) -> None:
             if actor is not None and source.writes is not None:
                 if conflict := source.read_by(actor, part, site, ASYNC):
-                    machine.race(thread, source, "read", name, conflict, eqn, actor, ASYNC)
+                    machine.race(thread, source, "read", name, conflict, eqn, actor, ASYNC, part)
                 _check_written(agent, eqn, source, part)
                 held.append(source.gaps(part))
             held.insert(0, np.array(part.get(source.data)))

@@ -37,7 +37,7 @@ class End:
         self.k, self.eqn = ref_view.ref.k, eqn
         self.aval = eqn.invars[self.k].aval
         self.where, transforms = split_view(ref_view)
-        self.view = View(transforms)
+        self.view = View(transforms, wraps=False)
         self.chosen = isinstance(self.aval.dtype, (BarrierDType, SemaphoreDType)) and self.view.fixed is None
 
     def of(self, agent: Agent, operands: Sequence[Any]) -> Any:

@@ -301,7 +301,7 @@ class Window:
             return
         if conflict := note(actor, region, self.operand.site, view):
             where = self.plan.mapping.map_location
-            self.thread.machine.race(self.thread, buffer, access, who, conflict, where, actor, view)
+            self.thread.machine.race(self.thread, buffer, access, who, conflict, where, actor, view, region)
 
     def _broken_promise(self, flat: Flat) -> None:
         mapping = self.plan.mapping

@@ -266,6 +266,29 @@ def the_memory_of_a_scope_is_used_again(way):
     return Program(body, [N], (X,), ())
 
 
+@rule("missing-wait race", "", bad=["copy", "thread", "later"], good=["kept"])
+def a_scope_ends_when_nobody_writes_its_memory(way):
+    """A copy in flight whose barrier lives on; a thread that is told too late."""
+
+    def body(x, y, loaded):
+        def scope(smem):
+            @pl.when(thread() == 0)
+            def _():
+                plgpu.copy_gmem_to_smem(x, smem, loaded)
+                if way == "kept":
+                    plgpu.barrier_wait(loaded)
+                    y[...] = smem[...]
+                    plgpu.commit_smem()
+
+        pl.run_scoped(scope, SMEM, collective_axes="t")
+        if way == "thread":
+            pl.run_scoped(lambda other: other.__setitem__(thread(), x[0]), SMEM, collective_axes="t")
+        if way != "kept":
+            pl.when(thread() == 0)(lambda: plgpu.barrier_wait(loaded))
+
+    return Program(body, [N], (X,), [plgpu.Barrier()], TWO)
+
+
 @rule("uninitialized-read", "write it first", bad=["smem", "slot", "part"], good=["kept"])
 def smem_is_written_before_it_is_read(way):
     def body(x, y, smem):

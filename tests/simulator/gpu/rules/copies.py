@@ -193,7 +193,7 @@ def two_copies_in_flight_do_not_write_one_place(way):
 
 # --- copies to GMEM ---------------------------------------------------------------------------------------------------
 @rule("missing-wait", "wait_smem_to_gmem", bad=["smem by hand", "smem by copy", "read gmem", "write gmem", "load gmem",
-      "other thread"], good=["kept", "read only, then smem", "handed on"], lines=2)  # fmt: skip
+      "other thread", "other thread writes"], good=["kept", "read only, then smem", "handed on"], lines=2)  # fmt: skip
 def what_a_store_uses_is_left_alone_until_it_was_waited_for(way):
     """`wait_read_only` frees the source; the destination is free after the full wait, in the thread that stored."""
 
@@ -221,7 +221,7 @@ def what_a_store_uses_is_left_alone_until_it_was_waited_for(way):
                 plgpu.barrier_wait(barrier)
             plgpu.barrier_arrive(handed)
             plgpu.wait_smem_to_gmem(0)
-            if way not in ("read gmem", "other thread", "handed on"):
+            if way not in ("read gmem", "other thread", "other thread writes", "handed on"):
                 z[...] = y[...]
 
         @pl.when(thread() == 1)
@@ -230,6 +230,8 @@ def what_a_store_uses_is_left_alone_until_it_was_waited_for(way):
             if way in ("other thread", "handed on"):
                 plgpu.wait_smem_to_gmem(0)  # of its own stores, of which there are none
                 z[...] = y[...]
+            elif way == "other thread writes":
+                y[...] = x[...]
 
     scratch = [BUFFERS, *[plgpu.Barrier()] * 3]
     return Program(body, [N + 1, N + 1], (X,), scratch, TWO, {"uninitialized_reads": "allow"})
