@@ -312,7 +312,6 @@ def test_resetting_the_simulated_tpu_leaves_the_mode_alone():
             "pltpu.matmul_push_rhs is not built yet: "
             "explicit matrix-unit operations and the Mosaic TPU compiler are later work.",
         ),
-        (pltriton, "debug_barrier", "pltriton.debug_barrier is not built yet: the Triton compiler is later work."),
         (pltpu, "TPUCompilerParams", "module 'palladion.tpu' has no attribute 'TPUCompilerParams'"),
         (plgpu, "VMEM", "module 'palladion.mosaic_gpu' has no attribute 'VMEM'"),
     ],

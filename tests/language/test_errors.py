@@ -753,8 +753,8 @@ def test_a_third_argument_by_position():
 
 
 def test_machines_that_are_not_built_say_so():
-    with pytest.raises(pl.TargetNotBuilt, match="no compiler for tpu yet"):
-        jax.jit(pl.pallas_call(copy, f32)).trace(x).lower(lowering_platforms=("tpu",))
+    with pytest.raises(pl.TargetNotBuilt, match="no compiler for cuda yet"):
+        jax.jit(pl.pallas_call(copy, f32)).trace(x).lower(lowering_platforms=("cuda",))
 
 
 # --- silent by specification: a warning -----------------------------------------------------------------------------

@@ -43,12 +43,14 @@ def check_bounds(agent: Any, eqn: Any, v: View, operands: Any, buffer: Any, acce
     return False
 
 
-def check_written(agent: Any, eqn: Any, buffer: Buffer, region: Region, wanted: str, hint: str) -> None:
-    """Report a read of what was never written; `wanted` is "allow", "warn" or "raise"."""
+def check_written(
+    agent: Any, eqn: Any, buffer: Buffer, region: Region, wanted: str, hint: str, label: str | None = None
+) -> None:
+    """Report a read of what was never written; `wanted` is "allow", "warn" or "raise". `label`: what was read."""
     if wanted != "allow" and buffer.unwritten(region):
         agent.place.machine.found(
             "uninitialized-read",
-            f"Read of {buffer.label} before anything was written there.",
+            f"Read of {label or buffer.label} before anything was written there.",
             where=location(eqn),
             when=agent.place.when(),
             operand=buffer.label,

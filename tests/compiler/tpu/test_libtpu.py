@@ -27,7 +27,7 @@ NOT_COMPILED = {
 }  # fmt: skip
 # Blocks of these lie on tiles (or there are none): libtpu takes the calls as they are.
 AS_THEY_ARE = (
-    "softmax_rows layer_norm rms_norm flash_attention causal_attention dot_general_forms five_dimensions "
+    "softmax_rows layer_norm rms_norm flash_attention causal_attention dot_general_forms zero_dimensions "
     "comparisons next_after cumulative_operations reductions_of_a_block read_dynamic_slices write_slices"
 ).split()
 SAMPLE = list(CASES)[::9]

@@ -15,11 +15,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 from jaxlib.mosaic.python import tpu
 
+from palladion.compiler.tpu.context import attr as attr
+from palladion.compiler.tpu.context import scalar
 from palladion.compiler.tpu.kinds import Refusal, i32, typed
-
-
-def attr(text: str) -> ir.Attribute:
-    return ir.Attribute.parse(text)
 
 
 def is_vector(x: ir.Value) -> bool:
@@ -55,7 +53,7 @@ def full(kind: ir.Type, value: Any) -> ir.Value:
     """A constant: a scalar, or a vector all of whose elements are one number."""
     if isinstance(kind, ir.VectorType):
         return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, number(kind.element_type, value)))
-    return arith.constant(kind, number(kind, value))
+    return scalar(kind, number(kind, value), arith.constant)
 
 
 def constant(value: int) -> ir.Value:
@@ -66,7 +64,7 @@ def constant(value: int) -> ir.Value:
 def index(value: Any) -> ir.Value:
     """An `index`, of a Python integer or an integer value."""
     if isinstance(value, (int, np.integer)):
-        return arith.constant(ir.IndexType.get(), int(value))
+        return full(ir.IndexType.get(), value)
     return value if isinstance(value.type, ir.IndexType) else arith.index_cast(ir.IndexType.get(), value)
 
 

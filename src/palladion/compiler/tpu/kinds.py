@@ -8,6 +8,7 @@ Source: measured with libtpu (shared notes on Mosaic); nothing here needs it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from palladion import jaxlink
+from palladion.compiler.tpu.context import attr
+from palladion.language import dtypes
 from palladion.language import semaphores as generic
-from palladion.language.dtypes import element_bits
 from palladion.language.refs import MemorySpace as AnySpace
 from palladion.language.tpu import memory
 from palladion.language.tpu import semaphores as tpu_semaphores
@@ -61,17 +63,30 @@ def space_name(space: Any) -> str:
 
 
 def space_attribute(name: str) -> ir.Attribute:
-    return ir.Attribute.parse(f"#tpu.memory_space<{name}>")
+    return attr(f"#tpu.memory_space<{name}>")
 
 
 def is_bool(dtype: Any) -> bool:
     return dtype == np.bool_
 
 
+@functools.cache
 def is_float(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
+@functools.cache
+def is_integer(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.integer))
+
+
+@functools.cache
+def element_bits(dtype: Any) -> int:
+    """Bits of an element; a bool has 8 in an array."""
+    return dtypes.element_bits(dtype)
+
+
+@functools.cache
 def is_unsigned(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.unsignedinteger)) or is_bool(dtype)
 
@@ -96,7 +111,7 @@ def element_type(dtype: Any) -> ir.Type:
     """
     if is_bool(dtype):
         return integer(1)
-    if jnp.issubdtype(dtype, jnp.integer):
+    if is_integer(dtype):
         if element_bits(dtype) > 32:
             raise Refusal(f"TPUs have no {dtype}.", f"use {'u' * is_unsigned(dtype)}int32: .astype(jnp.int32)")
         return integer(element_bits(dtype))
@@ -125,9 +140,9 @@ def memory_element(dtype: Any) -> ir.Type:
     """The type of one element of a Ref."""
     if dtype in _SEMAPHORES:
         return ir.Type.parse(_SEMAPHORES[dtype])
-    if jaxlink.is_opaque(dtype):  # typed PRNG keys: their words
+    if is_bool(dtype) or jaxlink.is_opaque(dtype):  # of typed PRNG keys: their words
         return i32()
-    return i32() if is_bool(dtype) else element_type(dtype)
+    return element_type(dtype)
 
 
 def memory_shape(aval: Any) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from jaxlib.mosaic.python import tpu
 
 from palladion import jaxlink
 from palladion.compiler.tpu import blocks, windows
-from palladion.compiler.tpu.build import attr
+from palladion.compiler.tpu.context import attr, entered, function
 from palladion.compiler.tpu.emit import Emitter, Kernel, Ref
 from palladion.compiler.tpu.kinds import Refusal, i32, ref_type
 from palladion.compiler.tpu.rules_dma import check_waits
@@ -49,9 +49,7 @@ def build_module(params: Mapping[str, Any], devices: Mapping[Any, int] | None = 
     mapping: GridMapping = params["grid_mapping"]
     for block in mapping.block_mappings:
         blocks.check_block(block)
-    context = jaxlink.mlir.make_ir_context()
-    tpu.register_dialect(context)
-    with context, ir.Location.name(params["name"]):
+    with entered(), ir.Location.name(params["name"]):
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = ir.StringAttr.get(params["name"])
         try:
@@ -101,7 +99,7 @@ class _Call:
         kinds += [windows.window_type(m) for m in self.operands]
         main = func.FuncOp("main", ([i32()] * n_grid + kinds + scratch, []))
         self._attributes(main, len(scratch))
-        with ir.InsertionPoint(main.add_entry_block()):
+        with function(main.add_entry_block()):
             arguments = list(main.arguments)
             ids, rest = arguments[:n_grid], arguments[n_grid:]
             memory = iter(rest)

@@ -17,9 +17,8 @@ from jaxlib.mosaic.python import tpu
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import full, like
 from palladion.compiler.tpu.emit import RULES, Emitter
-from palladion.compiler.tpu.kinds import element_type, i32, is_bool, is_float, is_unsigned, value_type
+from palladion.compiler.tpu.kinds import element_bits, element_type, i32, is_bool, is_float, is_unsigned, value_type
 from palladion.compiler.tpu.rules_elementwise import widened
-from palladion.language.dtypes import element_bits
 
 
 def convert(x: ir.Value, old: Any, new: Any) -> ir.Value:

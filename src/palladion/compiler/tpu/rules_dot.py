@@ -19,9 +19,8 @@ from jaxlib.mosaic.python import tpu
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import full, reshape, shape_of
 from palladion.compiler.tpu.emit import RULES, Emitter
-from palladion.compiler.tpu.kinds import is_bool, is_float, typed
+from palladion.compiler.tpu.kinds import element_bits, is_bool, is_float, typed
 from palladion.compiler.tpu.rules_casts import convert
-from palladion.language.dtypes import element_bits
 
 _PASSES = {lax.Precision.HIGHEST: "fp32", lax.Precision.HIGH: "bf16x3"}
 

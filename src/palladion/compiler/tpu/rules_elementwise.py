@@ -21,9 +21,8 @@ from palladion import jaxlink
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import full, like, splat
 from palladion.compiler.tpu.emit import RULES, Emitter
-from palladion.compiler.tpu.kinds import element_type, i32, is_bool, is_float, is_unsigned, value_type
+from palladion.compiler.tpu.kinds import element_bits, element_type, i32, is_bool, is_float, is_unsigned, value_type
 from palladion.language import ops
-from palladion.language.dtypes import element_bits
 
 
 # --- widening ---------------------------------------------------------------------------------------------------------

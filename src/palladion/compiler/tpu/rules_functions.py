@@ -17,7 +17,7 @@ from jax import lax
 
 from palladion import jaxlink
 from palladion.compiler.tpu.emit import RULES, Emitter
-from palladion.language.dtypes import element_bits
+from palladion.compiler.tpu.kinds import element_bits
 
 
 def _where(condition, yes, no):

@@ -14,10 +14,9 @@ from palladion import jaxlink
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import constant
 from palladion.compiler.tpu.emit import RULES, Emitter, Ref
-from palladion.compiler.tpu.kinds import Refusal, i32, is_bool, is_float, ref_type, typed
+from palladion.compiler.tpu.kinds import Refusal, element_bits, i32, is_bool, is_float, ref_type, typed
 from palladion.compiler.tpu.rules_control import _carried_type, _packed, _unpacked
 from palladion.language import kernel, ops
-from palladion.language.dtypes import element_bits
 from palladion.language.tpu import allocation, hints, random
 from palladion.language.tpu.memory import HBM
 

@@ -17,7 +17,8 @@ from jaxlib.mlir.dialects import arith, func
 
 from palladion import jaxlink
 from palladion.compiler.tpu.blocks import LEFT_IN_PLACE
-from palladion.compiler.tpu.build import attr, constant
+from palladion.compiler.tpu.build import constant
+from palladion.compiler.tpu.context import attr, function
 from palladion.compiler.tpu.emit import Emitter, Kernel, Ref
 from palladion.compiler.tpu.kinds import i32, memory_element, memref_type, space_name
 from palladion.language.blocks import Blocked, Element
@@ -80,10 +81,10 @@ def emit_window(mapping: BlockMapping, name: str, grid: Sequence[int | None], pr
     """
     kinds = [i32()] * len(grid) + [prefetch_type(p) for p in prefetch]
     rank = len(ir.MemRefType(window_type(mapping)).shape)
-    function = func.FuncOp(name, (kinds, [i32()] * rank))
-    with ir.InsertionPoint(function.add_entry_block()):
+    transform = func.FuncOp(name, (kinds, [i32()] * rank))
+    with function(transform.add_entry_block()):
         n_ids = len(mapping.index_map.invars) - (len(prefetch) if _takes(mapping, len(prefetch)) else 0)
-        ids, memrefs = list(function.arguments[: len(grid)]), list(function.arguments[len(grid) :])
+        ids, memrefs = list(transform.arguments[: len(grid)]), list(transform.arguments[len(grid) :])
         refs = [Ref(m, p.ref_aval(), p.origin) for m, p in zip(memrefs, prefetch)]
         flat = Emitter(Kernel()).run(mapping.index_map, [*ids[:n_ids], *refs][: len(mapping.index_map.invars)])
         indices = [index for index, _ in mapping.indices(flat)]

@@ -59,7 +59,8 @@ class Carry:
             if self.tree.num_leaves == 0:
                 headline = f"The body of {self.owner} returns {kind_of(result)}, but nothing is carried."
                 raise mistake(ValueError, headline, where=where, hint="give a carry to start with, or return None")
-            headline = f"The body of {self.owner} must return a carry like the one it gets, {self.tree}, not {tree}."
+            headline = f"The body of {self.owner} must return a carry like the one it gets, "
+            headline += f"not {kind_of(result)}." if tree.num_leaves == 0 else f"{self.tree}, not {tree}."
             raise mistake(TypeError, headline, where=where, hint="return the carry, changed or not")
         found = []
         for n, leaf in enumerate(leaves):

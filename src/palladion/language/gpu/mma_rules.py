@@ -331,7 +331,10 @@ _WGMMA_DTYPES = {
 
 def _wgmma_spaces(p: Product) -> Problem | None:
     if p.d.space != "acc":
-        return layout(f"{p.d} is not a register accumulator.", "allocate it by pl.run_scoped(f, plgpu.ACC((m, n)))")
+        return layout(
+            f"{p.d} is not a register accumulator.",
+            "allocate it by pl.run_scoped(f, plgpu.ACC((m, n))); of one in TMEM: plgpu.tcgen05_mma",
+        )
     if p.a.space not in ("smem", "regs"):
         return layout(f"{p.a} is not readable by wgmma.", "A is in SMEM, or an array in registers")
     if p.b.space != "smem":

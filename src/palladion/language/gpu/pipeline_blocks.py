@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
@@ -64,16 +65,34 @@ class Operand:
         return self.ref.at[self.slices(self.window.index(point))]
 
     def slices(self, index: Sequence[Any]) -> tuple[Any, ...]:
-        """What `.at[…]` takes for a block, from the index map's results."""
+        """What `.at[…]` takes for a block, from the index map's results.
+
+        Raises:
+          IndexError: nothing of the block is in the array, and this is known while tracing.
+        """
         parts = []
-        for dim, i in zip(self.window.block, index):
+        for dim, i, extent in zip(self.window.block, index, self.window.shape):
             size = np.int32(block_size(dim))
             if isinstance(dim, Squeezed):
                 parts.append(i)
-            else:
-                start = i - np.int32(dim.padding[0]) if isinstance(dim, Element) else i * size
-                parts.append(jaxlink.ds(start if isinstance(start, jax.Array) else int(start), int(size)))
+                continue
+            start = i - np.int32(dim.padding[0]) if isinstance(dim, Element) else i * size
+            if not isinstance(start, jax.Array):
+                start = self._inside(int(start), int(size), extent, len(parts))
+            parts.append(jaxlink.ds(start, int(size)))
         return tuple(parts)
+
+    def _inside(self, start: int, size: int, extent: int, d: int) -> Any:
+        """Where a block begins; an array if it goes beyond its array, which only copies by TMA may do."""
+        if 0 <= start <= extent - size:
+            return start
+        if not -size < start < extent:
+            headline = f"The index map of {self.window.label} asks for elements {start} to {start + size - 1} of "
+            headline += f"dimension {d}, which has {extent}."
+            hint = f"return block numbers, not element offsets: block n begins at element n * {size} (pl.Element takes "
+            hint += "offsets); or a smaller grid"
+            raise mistake(IndexError, headline, where=self.window.where, hint=hint)
+        return jnp.asarray(start, jnp.int32)
 
     def buffer(self, count: int) -> Any:
         """The type of `count` buffers for blocks."""
@@ -81,7 +100,8 @@ class Operand:
             TransposeTransform((0, *(d + 1 for d in t.permutation))) if isinstance(t, TransposeTransform) else t
             for t in self.spec.transforms
         ]
-        return SMEM((count, *self.window.ref_shape), self.ref.dtype, transforms=transforms)
+        made = SMEM((count, *self.window.ref_shape), self.ref.dtype, transforms=transforms)
+        return dataclasses.replace(made, label=f"the buffer of {label_of(self.ref)}")
 
     def fetch(self, point: Sequence[Any], buffer: Any, barrier: Any) -> None:
         """Start to copy the block at a grid point to a buffer; the barrier gets an arrival."""

@@ -49,12 +49,14 @@ def note_update(
     """Check an atomic update against the history: other updates, made by the lines `atomics`, do not matter."""
     if buffer.writes is None:
         return
+    machine = thread.machine
+    if machine.uninitialized != "allow" and buffer.unwritten(region):
+        while machine.engine.flying:  # perhaps a copy to it, for which nobody waited
+            machine.engine.complete(machine.engine.flying[0])
+        shared_rules.check_written(thread.agent, eqn, buffer, region, machine.uninitialized, UNWRITTEN)
     lines = np.fromiter(atomics, np.int64)
     if conflict := buffer.updated_by(actor, region, site, view, lambda stamps: np.isin(site_of(stamps), lines)):
         thread.machine.race(thread, buffer, "update", who, conflict, eqn, actor, view, region)
-    wanted = thread.machine.uninitialized
-    if wanted != "allow":
-        shared_rules.check_written(thread.agent, eqn, buffer, region, wanted, UNWRITTEN)
 
 
 @RULES.rule(atomic_p)

@@ -364,9 +364,8 @@ class Waiting:
     def __call__(self) -> str:
         b = self.barrier
         state = f"{b.arrived} of {b.arrivals} arrivals" if b.arrivals > 1 else "no arrival"
-        return (
-            f"the {_th(self.nth)} completion of {b.label}, which completed {_times(b.completed)} and has {state} since"
-        )
+        past = f"completed {_times(b.completed)} and has {state} since" if b.completed else f"has {state} so far"
+        return f"the {_th(self.nth)} completion of {b.label}, which {past}"
 
 
 def _th(n: int) -> str:
@@ -374,4 +373,4 @@ def _th(n: int) -> str:
 
 
 def _times(n: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(n, f"{n} times")
+    return {1: "once", 2: "twice"}.get(n, f"{n} times")

@@ -71,18 +71,18 @@ def _one(agent: Agent) -> str:
 
 
 def _hint(machine: Machine, waiting: Any) -> str:
-    last = []
+    last, barriers = [], False
     for agent in waiting[:SHOWN]:
         if isinstance(agent.waits, Together):
             return "all threads of the block must come to a collective pl.run_scoped: no condition on the thread"
-        wanted = [agent.waits.barrier] if isinstance(agent.waits, Waiting) else list(agent.wanted)
-        for counter in wanted:
+        on_barrier = isinstance(agent.waits, Waiting)
+        barriers |= on_barrier or not agent.wanted
+        for counter in [agent.waits.barrier] if isinstance(agent.waits, Waiting) else agent.wanted:
             if counter.last_signal is None:
-                last.append(f"nobody ever arrived on {counter.label}")
+                last.append(f"nobody ever {'arrived on' if on_barrier else 'signalled'} {counter.label}")
             else:
                 at = location_of(machine.engine.sites[counter.last_signal])
-                last.append(f"the last arrival on {counter.label} was at {at}")
-    advice = (
-        "as many arrivals as num_arrivals says, for each wait; check conditions on the thread and the loop's bounds"
-    )
+                last.append(f"the last {'arrival on' if on_barrier else 'signal of'} {counter.label} was at {at}")
+    advice = "as many arrivals as num_arrivals says, for each wait" if barriers else "as many signals as waits take off"
+    advice += "; check conditions on the thread, the block or the device, and the loop's bounds"
     return f"{'; '.join(dict.fromkeys(last))}: {advice}" if last else advice

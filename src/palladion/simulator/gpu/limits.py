@@ -77,7 +77,7 @@ def check(jaxpr: Any, arch: str, params: Any) -> None:
                     where=location(eqn),
                     hint="on Blackwell products are plgpu.tcgen05_mma"
                     if arch == "sm_100a"
-                    else 'plgpu.InterpretGPUParams(arch="sm_100a")',
+                    else 'plgpu.InterpretGPUParams(arch="sm_100a"); palladion check --target gpu:b200',
                 )
             )
     mesh = params.get("mesh")

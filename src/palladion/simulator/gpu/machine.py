@@ -386,13 +386,19 @@ class Machine:
             here, there = there, here
             act = f"{earlier} {'reads' if verb == 'read' else 'writes'} what {who} {_PAST[access]}"
         where = here or there if there in (None, here) or here is None else f"{here}; the other access at {there}"
-        label = buffer.label + _slot(region)
+        label = buffer.label + _slot(region) + self.whose(place, buffer)
         what = {
             "missing-fence": f"Missing fence on {label}: {act}, in another proxy.",
             "race": f"Race on {label}: {act}, and nothing orders the two.",
         }.get(kind, f"{label} is still in use: {act}, which may still be running.")
         warn = self.params.on_race == "warn"
         self.found(kind, what, where=where, when=place.when(), operand=buffer.label, hint=hint, warn=warn)
+
+    @staticmethod
+    def whose(place: Thread, buffer: Buffer) -> str:
+        """` of block x=1`, for a message about memory of another block."""
+        other = isinstance(buffer.place, Block) and buffer.place is not place.block
+        return f" of {buffer.place.name}" if other else ""
 
     def _is_later(self, place: Thread, actor: Actor, stamp: int) -> bool:
         """Whether an access was made after an operation was started: by the thread that did, or one that it told."""

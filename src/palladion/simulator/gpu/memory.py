@@ -21,6 +21,7 @@ from palladion.language.dtypes import element_bits
 from palladion.simulator.gpu.history import Buffer
 
 SMEM_ALIGNMENT, BARRIER_BYTES = 1024, 8
+SHOWN = 4  # buffers that a message names
 
 
 @dataclasses.dataclass
@@ -38,6 +39,7 @@ class SharedMemory:
     def __init__(self, block: Any) -> None:
         self.block = block
         self.smem = self.tmem = 0
+        self._taken: list[tuple[int, int, str]] = []  # of SMEM: where it begins, how much, by what
         self._ghosts: list[_Ghost] = []
 
     def take_smem(self, size: int, label: str, where: str | None) -> int:
@@ -47,19 +49,26 @@ class SharedMemory:
           KernelFinding: "smem-overflow".
         """
         machine, start = self.block.machine, self.smem
+        self._taken = [*(t for t in self._taken if t[0] < start), (start, size, label)]
         self.smem += size
         machine.most_smem = max(machine.most_smem, self.smem)
         limit = machine.chip.smem_bytes
         if self.smem > limit:
             machine.found(
                 "smem-overflow",
-                f"SMEM overflow: {label} brings the block to {self.smem:,} bytes, and a block can have {limit:,}.",
+                f"SMEM overflow: {label} brings the block to {self.smem:,} bytes, and a block can have {limit:,}"
+                f"{self._largest()}.",
                 where=where,
                 when=self.block.name,
                 operand=label,
                 hint="fewer or smaller buffers: lower max_concurrent_steps, or smaller tiles",
             )
         return start
+
+    def _largest(self) -> str:
+        """What takes most of SMEM."""
+        largest = sorted(self._taken, key=lambda t: -t[1])[:SHOWN]
+        return " (" + ", ".join(f"{size:,} for {label}" for _, size, label in largest) + ")"
 
     def take_tmem(self, columns: int, label: str, where: str | None) -> int:
         """Take columns of TMEM.

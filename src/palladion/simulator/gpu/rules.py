@@ -54,7 +54,13 @@ def note_read(
     if conflict := buffer.read_by(actor, region, site, view):
         machine.race(thread, buffer, "read", who, conflict, eqn, actor, view, region)
     if unwritten:
-        shared_rules.check_written(thread.agent, eqn, buffer, region, machine.uninitialized, UNWRITTEN)
+        label = buffer.label + machine.whose(thread, buffer)
+        hint = UNWRITTEN
+        if label != buffer.label:
+            hint += "; the other block does, and then both meet at a ClusterBarrier (or use collective copies)"
+        elif getattr(who, "kind", "") == "tcgen05" and buffer.space is MemorySpace.TMEM:
+            hint += "; the first product on an accumulator has accumulate=False (accumulate=k > 0 in a loop)"
+        shared_rules.check_written(thread.agent, eqn, buffer, region, machine.uninitialized, hint, label)
 
 
 def note_write(
