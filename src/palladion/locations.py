@@ -22,8 +22,13 @@ def _shorten(path: str) -> str:
     return path if relative.startswith("..") else relative
 
 
+def _plain(name: str) -> str:
+    """A function's qualified name, without what Python puts between a function and the one around it."""
+    return name.replace(".<locals>", "")
+
+
 def _frame_text(frame: Any) -> str:
-    return f"{_shorten(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+    return f"{_shorten(frame.file_name)}:{frame.start_line} ({_plain(frame.function_name)})"
 
 
 def location_of(eqn: Any) -> str | None:
@@ -36,7 +41,7 @@ def current_location() -> str | None:
     """`file:line (function)` of the innermost user frame on the stack."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         if _is_user_code(frame.f_code):
-            return f"{_shorten(frame.f_code.co_filename)}:{line} ({frame.f_code.co_qualname})"
+            return f"{_shorten(frame.f_code.co_filename)}:{line} ({_plain(frame.f_code.co_qualname)})"
     return None
 
 
@@ -57,7 +62,7 @@ def location_of_error(error: BaseException) -> str | None:
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _is_user_code(frame.f_code):
-            found = f"{_shorten(frame.f_code.co_filename)}:{line} ({frame.f_code.co_qualname})"
+            found = f"{_shorten(frame.f_code.co_filename)}:{line} ({_plain(frame.f_code.co_qualname)})"
     return found
 
 

@@ -345,3 +345,34 @@ def test_the_same_finding_twice():
             kernel(body, num_threads=4, thread_name="t", schedule=5)(X)
         said.append(str(error.value))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "eager", 1])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_read_among_updates(schedule, ordered):
+    """The reader's own update is the last; those of others before it are not known to have happened."""
+
+    def body(x, o, sem):
+        block = lax.axis_index("g")
+        plgpu.atomic_add(o.at[0], x[0])
+
+        @pl.when(block == 0)
+        def _():
+            if ordered:
+                pl.semaphore_signal(sem)
+
+        @pl.when(block == 1)
+        def _():
+            if ordered:
+                pl.semaphore_wait(sem)
+            o[1] = o[0]
+
+    how = params(schedule=schedule, uninitialized_memory="zero", uninitialized_reads="allow")
+    made = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    call = plgpu.kernel(
+        body, out_type=made, scratch_types=[plgpu.SemaphoreType.REGULAR], grid=(2,), grid_names=("g",), interpret=how
+    )
+    if ordered:
+        np.testing.assert_array_equal(quiet(lambda: call(X))[1], 2 * np.asarray(X[0]))
+    else:
+        finding(lambda: call(X), "race")

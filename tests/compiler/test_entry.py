@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mosaic.python import tpu
 
 import palladion as pl
+from benchmarks import compilers_memory
 from palladion import tpu as pltpu
 from palladion.compiler import child, entry
 from palladion.compiler.tpu import aot, refusals
@@ -74,6 +76,13 @@ def compiled(f, *args, target="tpu:v5e"):
 def compiled_matmul(n, b, target="tpu:v5e", **options):
     x = sds(n, n, dtype="bfloat16")
     return compiled(matmul(n, b, **options), x, x, target=target)
+
+
+def line_of(text):
+    """The number of the one line of this file that has a text in it (and does not ask for it)."""
+    lines = pathlib.Path(__file__).read_text().splitlines()
+    (number,) = (n for n, line in enumerate(lines, 1) if text in line and "line_of" not in line)
+    return number
 
 
 # --- names of targets -------------------------------------------------------------------------------------------------
@@ -225,12 +234,8 @@ def test_an_operation_that_a_chip_has_not_comes_with_the_line():
     call = pl.pallas_call(product, sds(128, 128, dtype="int32"))
     x = sds(128, 128, dtype="int8")
     refusal = compiled(call, x, x, target="tpu:v4").refusal
-    lines = pathlib.Path(__file__).read_text().splitlines()
-    (line,) = (
-        n for n, text in enumerate(lines, 1) if "int8 on a v4" in text and "lines" not in text and "(n" not in text
-    )
     assert refusal.type == "UnsupportedByMosaic" and "does not take `matmul`" in refusal.message
-    assert f"{HERE}:{line} (" in refusal.where and refusal.where in refusal.message
+    assert f"{HERE}:{line_of('# int8 on a v4')} (" in refusal.where and refusal.where in refusal.message
     assert compiled(call, x, x, target="tpu:v5e").ok
 
 
@@ -241,6 +246,21 @@ def test_a_block_that_no_tpu_takes_comes_with_the_operand():
     refusal = compiled(f, sds(1000, 1024)).refusal
     assert refusal.type == "ValueError" and "last two dimensions of your block shape" in refusal.message
     assert HERE in refusal.where
+
+
+@needs_libtpu
+def test_a_block_that_begins_off_a_tile_comes_with_the_operand_and_its_index_map():
+    def copy(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    window = pl.BlockSpec((pl.Element(8), pl.Element(128)), lambda i: (3 * i, 0))  # begins off a tile
+    out = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    f = pl.pallas_call(copy, sds(32, 128), grid=(4,), in_specs=[window], out_specs=out)
+    refusal = compiled(f, sds(64, 128)).refusal
+    assert refusal.type == "UnprovenAlignment"
+    first = "The compiler cannot prove that the index map of x_ref (input 0) returns a multiple of 8 in dimension 0."
+    assert refusal.message.splitlines()[0] == first
+    assert f"{HERE}:{line_of('# begins off a tile')} (" in refusal.where
 
 
 @needs_libtpu
@@ -289,7 +309,7 @@ FINE = "%r = tpu.iota {dimensions = array<i32: 1>} : vector<16x256xi32>"
 def explained(program):
     with pytest.raises(child.CompilerFailure) as error:
         aot.compile(program, "v5e:2x2")
-    return refusals.explained(error.value, CHIPS["v5e"], "tpu:v5e", 16 << 20)
+    return refusals.explained(error.value, refusals.Compiled(CHIPS["v5e"], "tpu:v5e", 16 << 20))
 
 
 @needs_libtpu
@@ -340,6 +360,21 @@ print(pl.compile(pl.pallas_call(k, x), x, target="tpu:v5e").ok)
     assert [p.communicate(timeout=300)[0] for p in running] == ["True\n"] * 2
 
 
+@needs_libtpu
+def test_threads_compile_at_once():
+    f, found = rows(softmax_kernel), {}
+    targets = ["tpu:v4", "tpu:v5e", "tpu:v5p", "tpu:v6e", "cpu"]
+    threads = [
+        threading.Thread(target=lambda t=t: found.setdefault(t, compiled(f, sds(64, 512), target=t))) for t in targets
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[t].ok and found[t].target for t in targets] == targets
+    assert found["tpu:v5e"].text("mosaic") == compiled(f, sds(64, 512)).text("mosaic")
+
+
 # --- words ------------------------------------------------------------------------------------------------------------
 def test_locations_in_libtpus_messages():
     text = 'Not implemented\n\nat location: loc("kernel"("/somewhere/else.py":12:4))\n\nThe MLIR operation involved:'
@@ -369,5 +404,15 @@ def test_locations_in_libtpus_messages():
     ],
 )
 def test_libtpus_messages_in_our_words(said, kind, words):
-    refusal = refusals.explained(child.CompilerError("JaxRuntimeError", said), CHIPS["v5e"], "tpu:v5e", 16 << 20)
+    of = refusals.Compiled(CHIPS["v5e"], "tpu:v5e", 16 << 20)
+    refusal = refusals.explained(child.CompilerError("JaxRuntimeError", said), of)
     assert type(refusal).__name__ == kind and words in str(refusal)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", [name for name, *_ in compilers_memory.kernels()])
+def test_vmem_is_what_the_tutorials_formula_says_and_what_registers_spill(name):
+    (kernel,) = (k for k in compilers_memory.kernels() if k[0] == name)
+    _, f, operands = kernel
+    expected = compilers_memory.formula(f, operands)
+    assert expected <= compiled(f, *operands).fact("vmem_bytes") <= 1.25 * expected

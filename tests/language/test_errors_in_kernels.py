@@ -578,7 +578,7 @@ def function_of_a_view():
 @mistake(
     TypeError,
     "Operand 0 of inner is a Ref, x_ref (input 0); it must be an array.",
-    fix="pass its value: call(x_ref[...])",
+    fix="pass its value: call(x_ref[...]); a kernel that updates a Ref in place is a pl.core_map",
 )
 def ref_as_an_operand():
     def inner(y_ref, p_ref):

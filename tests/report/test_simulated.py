@@ -250,6 +250,7 @@ def test_what_is_printed(tmp_path):
         env={**os.environ, "COLUMNS": "80"},
     )
     assert run.returncode == 1, run.stderr
+    assert "\nno grid: 1 block, called once at program.py:" in run.stdout and "\ngrid (4,) = 4 programs," in run.stdout
     second, first, third = run.stdout.split("  target ")[1:]
     assert "findings   none" in first and "SMEM       16.0 KiB a block" in first and "simulated  " in first
     assert "gpu:h100  not run: the call says interpret=True" in second

@@ -32,7 +32,8 @@ from palladion.errors import explain
 
 SECONDS = 300  # for one job, unless the caller says otherwise
 IDLE_SECONDS = 600  # a worker that nobody asks for so long ends by itself
-LIMIT = max(2, min(4, os.cpu_count() or 1))  # workers at a time
+LIMIT = max(2, min(4, os.cpu_count() or 1))  # workers that compile at a time
+KEPT = LIMIT + 2  # workers in all: of another compiler, one may wait for its next job
 
 
 class CompilerFailure(RuntimeError):
@@ -284,13 +285,13 @@ class _Pool:
         """A worker of a kind, for the caller alone; waits while as many as may be are at work."""
         with self.changed:
             while True:
-                found = next((p for p in reversed(self.idle) if p.kind == kind), None)
-                if found is not None:
-                    self.idle.remove(found)
-                    return found
-                if len(self.all) >= LIMIT and self.idle:
-                    self._end(self.idle.pop(0))
-                if len(self.all) < LIMIT:
+                if len(self.all) - len(self.idle) < LIMIT:
+                    found = next((p for p in reversed(self.idle) if p.kind == kind), None)
+                    if found is not None:
+                        self.idle.remove(found)
+                        return found
+                    if len(self.all) >= KEPT:  # the one that has waited longest makes room
+                        self._end(self.idle.pop(0))
                     process = _Process(kind)
                     self.all.add(process)
                     return process

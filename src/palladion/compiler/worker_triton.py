@@ -39,7 +39,7 @@ def compile(job: dict[str, Any]) -> dict[str, Any]:
 def _compile(folder: Path, text: str, sm: int, num_warps: int, num_stages: int) -> dict[str, Any]:
     start = time.perf_counter()
     target = GPUTarget("cuda", sm, 32)
-    backend = make_backend(target)
+    backend: Any = make_backend(target)
     options = {"num_warps": num_warps, "num_stages": num_stages}
     source = folder / "kernel.ttir"  # the suffix says what stage it is
     source.write_text(text)

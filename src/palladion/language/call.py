@@ -313,7 +313,16 @@ def tracing(grid: tuple[int | None, ...], name: str, mesh: Any = None) -> Iterat
         for axis, size in cores.items():
             stack.enter_context(jaxlink.axis_in_trace_key(axis, size))
         stack.enter_context(jaxlink.untracked_mesh_axes())
-        yield
+        try:
+            yield
+        except NameError as error:
+            first = str(error).split(". ")[0]
+            if mesh is None or "unbound axis name" not in first or "\n" in str(error):
+                raise
+            axes = ", ".join(map(repr, cores)) or "none"
+            hint = "take one of these, or name the axis: grid_names, cluster_names, thread_name (of plgpu.kernel)"
+            where = locations.location_of_error(error)
+            raise mistake(NameError, f"{first}.", where=where, axes_of_the_kernel=axes, hint=hint) from error
 
 
 def _captured_lines(jaxpr: Any) -> str:

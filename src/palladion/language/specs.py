@@ -133,7 +133,7 @@ def as_operand(x: Any, number: int, name: str) -> jax.Array:
         raise mistake(
             TypeError,
             f"Operand {number} of {name} is a Ref, {label_of(x)}; it must be an array.",
-            hint="pass its value: call(x_ref[...])",
+            hint="pass its value: call(x_ref[...]); a kernel that updates a Ref in place is a pl.core_map",
         )
     if isinstance(x, jax.Array):
         return x

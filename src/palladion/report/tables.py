@@ -5,6 +5,7 @@ Rich draws it: colours only on a terminal, lines broken at the terminal's width 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palladion.errors import Finding
+from palladion.language.gpu.mesh import Mesh
 from palladion.report.analysis import CallReport
 from palladion.report.calls import Call, short_type
 from palladion.report.compiled import print_compiled
@@ -91,7 +93,9 @@ def _heading(report: CallReport) -> list[str]:
 
 
 def _grid(report: CallReport) -> str:
-    grid = report.grid
+    grid, mesh = report.grid, report.call.params.get("mesh")
+    if isinstance(mesh, Mesh):
+        return _blocks(mesh)
     if not grid:
         return "no grid: 1 program"
     known = [n for n in grid if n is not None]
@@ -99,6 +103,19 @@ def _grid(report: CallReport) -> str:
     for n in known:
         programs *= n
     return f"grid {tuple_text(grid)}" + (f" = {plural(programs, 'program')}" if len(known) == len(grid) else "")
+
+
+def _blocks(mesh: Mesh) -> str:
+    """The blocks and threads of a GPU kernel, which its axes count together."""
+    axes = {"grid": (mesh.grid_names, mesh.grid), "clusters": (mesh.cluster_names, mesh.cluster)}
+    named = [
+        f"{what} ({', '.join(f'{name}={size}' for name, size in zip(*given))})"
+        for what, given in axes.items()
+        if given[1]
+    ]
+    blocks = plural(math.prod((*mesh.grid, *mesh.cluster)), "block")
+    threads = f" of {plural(mesh.num_threads, 'thread')} ({mesh.thread_name})" if mesh.num_threads else ""
+    return f"{', '.join(named) or 'no grid'}: {blocks}{threads}"
 
 
 def _how_often(call: Call) -> str:

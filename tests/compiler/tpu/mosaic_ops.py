@@ -42,7 +42,10 @@ def unsigned(x):
 
 
 def ints(text):
-    return [int(n) for n in re.findall(r"-?\d+", str(text).split(":", 1)[-1] if str(text).startswith("array") else str(text))]
+    return [
+        int(n)
+        for n in re.findall(r"-?\d+", str(text).split(":", 1)[-1] if str(text).startswith("array") else str(text))
+    ]
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
@@ -87,12 +90,21 @@ for _name, _function in {
 }.items():  # fmt: skip
     plain(_name, _function)
 
-_COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+_COMPARE = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
 
 
 @op("arith.cmpi")
 def _cmpi(_, o, a, b):
-    name = ["eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge"][ir.IntegerAttr(o.attributes["predicate"]).value]
+    name = ["eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge"][
+        ir.IntegerAttr(o.attributes["predicate"]).value
+    ]
     if name.startswith("u"):
         a, b = unsigned(a), unsigned(b)
     return _COMPARE[name if name in _COMPARE else name[1:]](a, b)
@@ -102,7 +114,9 @@ def _cmpi(_, o, a, b):
 def _cmpf(_, o, a, b):
     n = ir.IntegerAttr(o.attributes["predicate"]).value
     assert 1 <= n <= 5, "Mosaic has ordered comparisons only"
-    return [np.equal, np.greater, np.greater_equal, np.less, np.less_equal][n - 1](a.astype(np.float64), b.astype(np.float64))
+    return [np.equal, np.greater, np.greater_equal, np.less, np.less_equal][n - 1](
+        a.astype(np.float64), b.astype(np.float64)
+    )
 
 
 @op("arith.select")
@@ -207,6 +221,13 @@ def _iota(_, o):
 def _rotate(_, o, x, amount):
     assert amount >= 0, "rotations are towards higher indices"
     return np.roll(x, int(amount), ir.IntegerAttr(o.attributes["dimension"]).value)
+
+
+@op("tpu.dynamic_gather")
+def _gather(_, o, x, places):
+    (axis,) = ints(o.attributes["dimensions"])
+    assert x.shape == places.shape and places.min() >= 0 and places.max() < x.shape[axis]
+    return np.take_along_axis(x, places, axis)
 
 
 _KINDS = {"add": np.add, "maximumf": np.maximum, "maxsi": np.maximum, "minimumf": np.minimum, "minsi": np.minimum}

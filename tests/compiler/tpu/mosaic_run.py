@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 
 from compiler.tpu.mosaic_ops import ENDS, OPS, dtype_of, ints, shape_of, unwritten
 from palladion import executors, jaxlink
-from palladion.compiler.tpu import blocks, module
+from palladion.compiler.tpu import blocks, context, module
 from palladion.compiler.tpu import lower as lowering
 
 
@@ -36,6 +36,7 @@ def installed():
     try:
         yield
     finally:
+        context._here.modules.clear()  # modules that would have been refused
         blocks.check_shape = check
         del executors._MACHINES["MosaicInNumPy"]
 

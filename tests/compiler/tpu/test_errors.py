@@ -170,9 +170,7 @@ def test_a_copy_that_is_waited_for_in_a_loop_is_fine():
 
         lax.fori_loop(0, 3, body, None)
 
-    call = pl.pallas_call(
-        kernel, sds(8, 128), in_specs=[HBM], out_specs=HBM, scratch_shapes=[pltpu.SemaphoreType.DMA]
-    )
+    call = pl.pallas_call(kernel, sds(8, 128), in_specs=[HBM], out_specs=HBM, scratch_shapes=[pltpu.SemaphoreType.DMA])
     assert "tpu_custom_call" in lowered(call, sds(8, 128))
 
 

@@ -20,17 +20,16 @@ REFUSED = {
     **dict.fromkeys(("arithmetic_float16", "casts_from_float32", "casts_to_float32", "fill_of_every_dtype"), FLOAT16),
     **dict.fromkeys(("arithmetic_float64", "kernel_float64", "arithmetic_int64"), WIDE),
     **dict.fromkeys(("read_integer_arrays", "read_mixed_arrays", "read_masks", "write_integer_arrays"), ARRAYS),
-    **dict.fromkeys(("add_to_repeated_rows", "write_masks", "vmap_inside"), ARRAYS),
+    **dict.fromkeys(("add_to_repeated_rows", "write_masks"), ARRAYS),
     **dict.fromkeys(("memory_space_any", "alias_partial_update", "alias_recurrence"), IN_PLACE),
     **dict.fromkeys(("bounded_slice_input", "bounded_slice_output"), "BoundedSlice"),
     "buffered_blocks": "one buffer or two",
-    "gathered_values": "`gather`",
+    "gathered_values": "gather along several dimensions",
     "scattered_values": "`scatter-add`",
     "sort_rows": "`sort`",
     "sort_pairs": "`sort`",
     "top_k": "`top_k`",
     "convolutions": "`conv_general_dilated`",
-    "map_and_reduce": "`reduce`",
 }
 # Rows of another width lie between each other in memory, which no view of a NumPy array does.
 NOT_IN_NUMPY = {"read_bitcast", "write_bitcast"}

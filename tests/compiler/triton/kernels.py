@@ -1,4 +1,4 @@
-"""Kernels for the Triton compiler, of sizes that are powers of two: what the corpus says in other sizes, and `pltriton`.
+"""Kernels for the Triton compiler, of sizes that are powers of two: what the corpus has in others, and `pltriton`.
 
 `KERNELS` maps a name to a function that builds the call and draws its operands; the meaning of each is what the
 reference interpreter makes of it.
@@ -83,23 +83,38 @@ on_values(
 on_values("reduced", lambda v: (v.sum(), v.max(0), v.min(1), v.prod(1), v.mean((0, 1)), jnp.any(v > 2), v.var(1)), x)
 on_values("reduced_ints", lambda v: (v.sum(0), v.max(), jnp.all(v > -60, 1), jnp.bitwise_xor.reduce(v, 0)), n)
 on_values("places", lambda v, i: (v.argmax(1), v.argmin(0), i.argmax(0), jnp.argmax(jnp.zeros((4, 4)), 1)), x, n)
-on_values("running", lambda v, i: (jnp.cumsum(v, 1), jnp.cumprod(v, 0), lax.cummax(i, 1, reverse=True), lax.cummin(v, 0)), x, n)
+on_values(
+    "running",
+    lambda v, i: (jnp.cumsum(v, 1), jnp.cumprod(v, 0), lax.cummax(i, 1, reverse=True), lax.cummin(v, 0)),
+    x,
+    n,
+)
 on_values("running_log", lambda v: (lax.cumlogsumexp(v, 1), lax.cumlogsumexp(v, 0, reverse=True)), x)
 on_values("sorted_up", lambda v, i: (jnp.sort(v, 1), jnp.sort(i, 0), jnp.argsort(v, 1)), x, n)
 on_values("sorted_pairs", lambda v, i: lax.sort((i % 5, v), dimension=1, num_keys=1, is_stable=True), x, n)
 
 # --- arithmetic
-on_values("functions", lambda v: (jnp.exp(v), jnp.log1p(v * v), jnp.tanh(v), lax.erf(v), lax.rsqrt(v * v + 1), jnp.sin(v),
-                                  jax.nn.sigmoid(v), jnp.floor(v), jnp.round(v), v**3, jnp.expm1(v), lax.erf_inv(v / 9)), x)  # fmt: skip
-on_values("functions_of_two", lambda v, w: (jnp.arctan2(v, w), jnp.abs(v) ** w, jnp.fmod(v, w), v / w, jnp.nextafter(v, w)), x, y)
-on_values("integers", lambda i, j: (i // j, i % j, lax.rem(i, j), i & j, i ^ j, ~i, i << (j & 31), i >> (j & 31), lax.clz(i),
-                                    lax.population_count(i), jnp.abs(i), jnp.sign(i)), n, m | 1)  # fmt: skip
+on_values("functions", lambda v: (jnp.exp(v), jnp.log1p(v * v), jnp.tanh(v), lax.erf(v), lax.rsqrt(v * v + 1), v**3,
+                                  jax.nn.sigmoid(v), jnp.floor(v), jnp.round(v), jnp.expm1(v), lax.erf_inv(v / 9),
+                                  jnp.sin(v)), x)  # fmt: skip
+on_values(
+    "functions_of_two",
+    lambda v, w: (jnp.arctan2(v, w), jnp.abs(v) ** w, jnp.fmod(v, w), v / w, jnp.nextafter(v, w)),
+    x,
+    y,
+)
+on_values("integers", lambda i, j: (i // j, i % j, lax.rem(i, j), i & j, i ^ j, ~i, i << (j & 31), i >> (j & 31),
+                                    lax.clz(i), lax.population_count(i), jnp.abs(i), jnp.sign(i)),
+          n, m | 1)  # fmt: skip
 on_values("unsigned", lambda i, j: (i // j, i % j, i >> 3, i > j, jnp.maximum(i, j), i.astype(jnp.float32)),
           ints(8, 16, low=0, high=2**32, dtype="uint32"), ints(8, 16, low=1, high=9, dtype="uint32"))  # fmt: skip
-on_values("conversions", lambda v, i: (v.astype(jnp.bfloat16), v.astype(jnp.int32), v.astype(jnp.float16), i.astype(jnp.int8),
-                                       i.astype(jnp.float32), v > 0, v.astype(jnp.float8_e5m2)), x, n)  # fmt: skip
+on_values("conversions", lambda v, i: (v.astype(jnp.bfloat16), v.astype(jnp.int32), v.astype(jnp.float16), v > 0,
+                                       i.astype(jnp.int8), i.astype(jnp.float32), v.astype(jnp.float8_e5m2)),
+          x, n)  # fmt: skip
 on_values("bits", lambda v: (lax.bitcast_convert_type(v, jnp.int32), jnp.isfinite(v), jnp.isnan(v), jnp.sign(v)), x)
-on_values("chosen", lambda v, w, i: (jnp.where(v > w, v, w), lax.select_n(i % 3, v, w, -v), jnp.clip(v, -1, 0.5)), x, y, n)
+on_values(
+    "chosen", lambda v, w, i: (jnp.where(v > w, v, w), lax.select_n(i % 3, v, w, -v), jnp.clip(v, -1, 0.5)), x, y, n
+)
 on_values("narrow", lambda v, w: (v + w, v * w, v / w, jnp.maximum(v, w), jnp.exp(v), v < w, v.sum(1)),
           x.astype("bfloat16"), y.astype("bfloat16"))  # fmt: skip
 on_values("narrow_ints", lambda i, j: (i + j, i * j, jnp.minimum(i, j), i > j, lax.clz(i), lax.population_count(j)),

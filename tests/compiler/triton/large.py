@@ -1,4 +1,4 @@
-"""Kernels of real size, as one writes them for Triton: attention, LayerNorm, blocked products. For compiling, not running.
+"""Kernels of real size, as one writes them for Triton: attention, LayerNorm, blocked products. Only to be compiled.
 
 `LARGE` maps a name to a function that gives (call, shapes of its operands).
 """

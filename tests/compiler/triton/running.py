@@ -13,14 +13,19 @@ from palladion.language.primitive import pallas_call_p
 
 def evaluate(function: Any, *args: Any, sm: int = 90, seed: int = 0) -> Any:
     """What a function of arrays gives, with its kernels lowered for Triton and evaluated in NumPy."""
+    return evaluate_with(lambda params, operands: run_call(params, operands, sm, seed), function, *args)
+
+
+def evaluate_with(call: Any, function: Any, *args: Any) -> Any:
+    """What a function of arrays gives, with its kernel calls made by `call(params, operands)`."""
     traced, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     flat = [np.asarray(x) for x in jax.tree.leaves(args)]
     jaxpr = traced.jaxpr
-    outs = _run(jaxpr, list(traced.consts), flat, sm, seed)
+    outs = _run(jaxpr, list(traced.consts), flat, call)
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
 
-def _run(jaxpr: Any, consts: list[Any], args: list[Any], sm: int, seed: int) -> list[Any]:
+def _run(jaxpr: Any, consts: list[Any], args: list[Any], call: Any) -> list[Any]:
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args]))
 
     def read(v: Any) -> Any:
@@ -29,10 +34,10 @@ def _run(jaxpr: Any, consts: list[Any], args: list[Any], sm: int, seed: int) -> 
     for eqn in jaxpr.eqns:
         values = [read(v) for v in eqn.invars]
         if eqn.primitive is pallas_call_p:
-            outs = run_call(eqn.params, values, sm, seed)
+            outs = call(eqn.params, values)
         elif eqn.primitive is jaxlink.jit_p:
             inner = eqn.params["jaxpr"]
-            outs = _run(inner, list(getattr(inner, "consts", ())), values, sm, seed)
+            outs = _run(inner, list(getattr(inner, "consts", ())), values, call)
         else:
             params = eqn.primitive.get_bind_params(eqn.params)
             outs = eqn.primitive.bind(*values, **params)

@@ -18,7 +18,7 @@ POWER, SCRATCH, SHARED, DTYPE, OPERATION = (
     "an operation without a rule",
 )
 REFUSED_BECAUSE = {
-    'sizes that are no powers of two': """
+    "sizes that are no powers of two": """
         special_values next_after rearranged_values dynamic_values gathered_values scattered_values five_dimensions
         zero_dimensions empty_operand arg_reductions softmax_rows layer_norm rms_norm ragged_sum_unmasked
         prefix_scan_by_doubling sort_rows sort_pairs top_k histogram matmul_loop_inside dot_general_forms
@@ -33,15 +33,15 @@ REFUSED_BECAUSE = {
         scan_carried_and_stacked loop_decorator vmap_inside map_and_reduce checks_that_hold scoped_nested_in_loop
         kernel_float64
     """,
-    'scratch carried from program to program': """
+    "scratch carried from program to program": """
         online_logsumexp cumsum_with_carry matmul_bf16_scratch flash_attention order_of_programs scratch_tuple
         scratch_dict scoped_value
     """,
-    'an output accumulated over a grid axis': """
+    "an output accumulated over a grid axis": """
         column_sum_masked column_sum_reduction_first sum_of_everything matmul_accumulating_output matmul_ragged
         matmul_int8 dynamic_grid_reduction outputs_of_two_kinds
     """,
-    'a dtype that Triton does not have': """
+    "a dtype that Triton does not have": """
         random_bits four_bit_integers
     """,
 }

@@ -1,8 +1,10 @@
 """Kernels compiled by the triton package for GPUs that need not be here. Skipped where triton is not installed."""
 
+import json
 import re
 
 import jax
+import numpy as np
 import pytest
 
 import corpus
@@ -76,7 +78,11 @@ def test_too_much_shared_memory_is_a_refusal():
 def test_what_triton_refuses_is_a_refusal_too():
     def kernel(x_ref, o_ref):
         (y,) = pltriton.elementwise_inline_asm(
-            "no.such.instruction $0, $1;", args=[x_ref[...]], constraints="=f,f", pack=1, result_shape_dtypes=[sds((32,))]
+            "no.such.instruction $0, $1;",
+            args=[x_ref[...]],
+            constraints="=f,f",
+            pack=1,
+            result_shape_dtypes=[sds((32,))],
         )
         o_ref[...] = y
 
@@ -117,6 +123,28 @@ def test_one_axis_whose_programs_store_in_one_block_is_remarked_on():
     call = pl.pallas_call(kernel, sds((16,)), grid=(4,), in_specs=[spec], out_specs=spec)
     (axis,) = compiled(call, sds((16,)), target="triton:sm_90").remarks
     assert not axis.good and "all store in the same block of o_ref (output 0)" in axis.why
+
+
+@pytest.mark.slow
+@needs_triton
+def test_the_script_for_a_gpu_up_to_the_launch(tmp_path, capsys):
+    """What `benchmarks/device/triton_corpus.py` writes for a GPU; results of the evaluator stand in for the GPU's."""
+    from benchmarks.device import triton_corpus
+    from compiler.triton.running import run_call
+
+    triton_corpus.build(tmp_path, 90, ["branches", "relu"])
+    (entry,) = json.loads((tmp_path / "manifest.json").read_text())
+    assert entry["grid"] == [4, 1, 1] and entry["threads"] == 128 and entry["outputs"][0]["shape"] == [8, 16]
+    assert (tmp_path / "0000.cubin").read_bytes().startswith(b"\x7fELF")
+    assert triton_corpus.check(tmp_path) == 1, "nothing has run"
+    call, operands = KERNELS["branches"]()
+    (found,) = _calls_in(jax.make_jaxpr(call)(*operands).jaxpr)
+    (result,) = run_call(found.params, list(operands), 90, 0)
+    np.savez(tmp_path / "0000.results.npz", np.frombuffer(result.tobytes(), np.uint8))
+    assert triton_corpus.check(tmp_path) == 0
+    np.savez(tmp_path / "0000.results.npz", np.frombuffer((result + 1).tobytes(), np.uint8))
+    assert triton_corpus.check(tmp_path) == 1
+    assert "branches result 0: 128 of 128 differ" in capsys.readouterr().out
 
 
 # --- everything -------------------------------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ def test_masks_only_along_the_dimension_that_hangs_over():
     assert "andi" not in text and count(text, "arith.cmpi") == 3  # two loads and a store, columns alone
     assert all("tensor<1x32xi32>" in line for line in text.splitlines() if "arith.cmpi" in line)
     loads = [line for line in text.splitlines() if "tt.load" in line]
-    assert all(line.count("%") == 4 for line in loads), "a masked load needs pointers, a mask and what it reads elsewhere"
+    assert all(line.count("%") == 4 for line in loads), (
+        "a masked load needs pointers, a mask and what it reads elsewhere"
+    )
 
 
 def test_indices_that_stay_inside_are_not_clamped_and_others_are():
@@ -142,7 +144,12 @@ def test_rounds_of_a_loop_wait_for_each_other():
 
     text = lowered(pl.pallas_call(kernel, sds((16, 16))), sds((16, 16))).plain
     inside = text[text.index("scf.for") :]
-    assert re.findall(r"gpu\.barrier|tt\.load|tt\.store", inside) == ["gpu.barrier", "tt.load", "gpu.barrier", "tt.store"]
+    assert re.findall(r"gpu\.barrier|tt\.load|tt\.store", inside) == [
+        "gpu.barrier",
+        "tt.load",
+        "gpu.barrier",
+        "tt.store",
+    ]
 
 
 def test_hints_reach_loads_and_stores():
@@ -161,7 +168,11 @@ def _built(name):
 def test_inline_assembly_goes_through_as_it_is():
     def kernel(x_ref, o_ref):
         (y,) = pltriton.elementwise_inline_asm(
-            "ex2.approx.ftz.f32 $0, $1;", args=[x_ref[...]], constraints="=f,f", pack=1, result_shape_dtypes=[sds((32,))]
+            "ex2.approx.ftz.f32 $0, $1;",
+            args=[x_ref[...]],
+            constraints="=f,f",
+            pack=1,
+            result_shape_dtypes=[sds((32,))],
         )
         o_ref[...] = y
 

@@ -31,7 +31,9 @@ def test_an_operand_whose_block_is_no_power_of_two_is_named():
     one = pl.BlockSpec((1,), lambda i: (0,))
     call = pl.pallas_call(kernel, sds((16, 100)), grid=(2,), in_specs=[spec, one], out_specs=spec)
     message = refused(ValueError, call, sds((16, 100)), sds((1,)))
-    assert message.startswith("In Triton every size of a block is a power of two; x_ref (input 0), a block of shape (8, 100)")
+    assert message.startswith(
+        "In Triton every size of a block is a power of two; x_ref (input 0), a block of shape (8, 100)"
+    )
     assert "make it (8, 128)" in message and "operand: x_ref (input 0), block (8, 100)" in message
 
 
@@ -100,7 +102,8 @@ def test_the_same_with_atomic_updates_is_fine():
         pltriton.atomic_add(o_ref, slice(None), x_ref[...].sum(0))
 
     call = pl.pallas_call(
-        kernel, sds((16,)), grid=(4,), in_specs=[pl.BlockSpec((16, 16), lambda i: (i, 0)), pl.BlockSpec((16,), lambda i: (0,))],
+        kernel, sds((16,)), grid=(4,),
+        in_specs=[pl.BlockSpec((16, 16), lambda i: (i, 0)), pl.BlockSpec((16,), lambda i: (0,))],
         out_specs=pl.BlockSpec((16,), lambda i: (0,)), input_output_aliases={1: 0},
     )  # fmt: skip
     (found,) = _calls_in(jax.make_jaxpr(call)(sds((64, 16)), sds((16,))).jaxpr)
@@ -122,7 +125,9 @@ def test_operations_without_a_rule():
         o_ref[...] = lax.conv(x_ref[...][None, None], jnp.ones((1, 1, 1)), (1,), "VALID")[0, 0]
 
     message = refused(UnsupportedPrimitive, pl.pallas_call(kernel, sds((16,))), sds((16,)))
-    assert message.startswith("The operation `conv_general_dilated` is not supported in a kernel on the Triton compiler.")
+    assert message.startswith(
+        "The operation `conv_general_dilated` is not supported in a kernel on the Triton compiler."
+    )
     assert "supported by:" in message
 
 

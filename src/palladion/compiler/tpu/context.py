@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -17,6 +17,7 @@ from jaxlib.mosaic.python import tpu
 from palladion import jaxlink
 
 _KERNELS = 512  # built in one context
+_MODULES = 64  # kept for calls that are lowered again
 
 
 class _Workshop(threading.local):
@@ -24,7 +25,8 @@ class _Workshop(threading.local):
 
     Attributes:
       context: of MLIR, with Mosaic's dialect; built: how many kernels were built in it.
-      attributes: those that were parsed in it, by their text.
+      attributes: those that were parsed in it, by their text; types: of elements, by dtype.
+      modules: the last ones that were built in it, by what they were built of.
       constants: scalar constants of the function that is being emitted, by type and value, or None.
       start: the insertion point for them: the beginning of the function.
     """
@@ -33,6 +35,8 @@ class _Workshop(threading.local):
         self.context: ir.Context | None = None
         self.built = 0
         self.attributes: dict[str, ir.Attribute] = {}
+        self.types: dict[Any, ir.Type] = {}
+        self.modules: dict[Any, ir.Module] = {}
         self.constants: dict[Any, ir.Value] | None = None
         self.start: Any = None
 
@@ -46,7 +50,8 @@ def entered() -> Iterator[ir.Context]:
     if _here.context is None or _here.built >= _KERNELS:
         context = jaxlink.mlir.make_ir_context()
         tpu.register_dialect(context)
-        _here.context, _here.built, _here.attributes = context, 0, {}
+        _here.context, _here.built = context, 0
+        _here.attributes, _here.types, _here.modules = {}, {}, {}
     _here.built += 1
     with _here.context as context:
         yield context
@@ -59,6 +64,26 @@ def attr(text: str) -> ir.Attribute:
     found = _here.attributes.get(text)
     if found is None:
         found = _here.attributes[text] = ir.Attribute.parse(text)
+    return found
+
+
+def element(dtype: Any, make: Callable[[Any], ir.Type]) -> ir.Type:
+    """The type of elements of a dtype, which `make` makes."""
+    if ir.Context.current is not _here.context:
+        return make(dtype)
+    found = _here.types.get(dtype)
+    if found is None:
+        found = _here.types[dtype] = make(dtype)
+    return found
+
+
+def kept(key: Any, build: Callable[[], ir.Module]) -> ir.Module:
+    """The module of a key: `build()`, unless this thread has built it lately. Modules are not to be changed."""
+    found = _here.modules.pop(key, None)
+    found = build() if found is None else found
+    _here.modules[key] = found
+    while len(_here.modules) > _MODULES:
+        del _here.modules[next(iter(_here.modules))]
     return found
 
 

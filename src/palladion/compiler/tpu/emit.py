@@ -44,7 +44,7 @@ class Ref:
     label: str
     squeezed: tuple[int, ...] = ()
 
-    @property
+    @functools.cached_property
     def space(self) -> str:
         """Mosaic's name of the memory: "vmem", "smem" …"""
         text = str(self.value.type.memory_space)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from palladion import jaxlink
-from palladion.compiler.tpu.context import attr
+from palladion.compiler.tpu.context import attr, element
 from palladion.language import dtypes
 from palladion.language import semaphores as generic
 from palladion.language.refs import MemorySpace as AnySpace
@@ -109,6 +109,10 @@ def element_type(dtype: Any) -> ir.Type:
 
     Raises: Refusal: TPUs have no such elements.
     """
+    return element(dtype, _element_type)
+
+
+def _element_type(dtype: Any) -> ir.Type:
     if is_bool(dtype):
         return integer(1)
     if is_integer(dtype):

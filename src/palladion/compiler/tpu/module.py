@@ -22,7 +22,7 @@ from jaxlib.mosaic.python import tpu
 
 from palladion import jaxlink
 from palladion.compiler.tpu import blocks, windows
-from palladion.compiler.tpu.context import attr, entered, function
+from palladion.compiler.tpu.context import attr, entered, function, kept
 from palladion.compiler.tpu.emit import Emitter, Kernel, Ref
 from palladion.compiler.tpu.kinds import Refusal, i32, ref_type
 from palladion.compiler.tpu.rules_dma import check_waits
@@ -36,7 +36,7 @@ _DYNAMIC = -(2**63)  # a bound that is an operand of the call
 
 
 def build_module(params: Mapping[str, Any], devices: Mapping[Any, int] | None = None) -> ir.Module:
-    """The Mosaic module of a kernel call.
+    """The Mosaic module of a kernel call. It is kept for later calls: it must not be changed.
 
     Arguments:
       params: of the `pallas_call` equation.
@@ -46,7 +46,11 @@ def build_module(params: Mapping[str, Any], devices: Mapping[Any, int] | None = 
       ValueError: a block shape that TPUs do not take. UnsupportedPrimitive, LoweringException: an operation, at the
         user's line.
     """
-    mapping: GridMapping = params["grid_mapping"]
+    key = (tuple(params.items()), None if devices is None else tuple(devices.items()))
+    return kept(key, lambda: _build(params, params["grid_mapping"], devices))
+
+
+def _build(params: Mapping[str, Any], mapping: GridMapping, devices: Any) -> ir.Module:
     for block in mapping.block_mappings:
         blocks.check_block(block)
     with entered(), ir.Location.name(params["name"]):

@@ -8,6 +8,7 @@ Source: messages of libtpu 0.0.51 and 0.0.52, collected by compiling one-operati
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 from palladion.compiler import child
 from palladion.compiler.tpu.topologies import Chip
 from palladion.errors import explain
+from palladion.language.grid import BlockMapping, GridMapping
 
 
 class TpuRefusal(Exception):
@@ -31,7 +33,7 @@ class VmemOverflow(TpuRefusal):
 
 
 class UnprovenAlignment(TpuRefusal):
-    """A run-time index into the last two dimensions that the compiler cannot prove to be aligned to tiles."""
+    """A run-time index into the last two dimensions, or of a block, that the compiler cannot prove to be on a tile."""
 
 
 class IllegalBlock(TpuRefusal):
@@ -42,21 +44,42 @@ class UnsupportedByMosaic(TpuRefusal):
     """An operation, or a form of one, that the Mosaic compiler has not."""
 
 
-def explained(failure: child.CompilerFailure, chip: Chip, target: str, vmem_limit: int) -> TpuRefusal:
-    """A failure of libtpu as a refusal.
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What was compiled, and for what.
 
-    Arguments:
-      failure: what came out of the child process.
+    Attributes:
       chip, target: compiled for.
       vmem_limit: bytes of VMEM that the kernel may use.
+      grid_mapping: of the call, for the names and index maps of operands; None: they are not known.
+    """
+
+    chip: Chip
+    target: str
+    vmem_limit: int
+    grid_mapping: GridMapping | None = None
+
+    def operand(self, text: str) -> BlockMapping | None:
+        """The operand whose window a message is about."""
+        found = re.search(r"window params for (input|output) (\d+)", text)
+        if found is None or self.grid_mapping is None:
+            return None
+        blocks = getattr(self.grid_mapping, f"{found[1]}s")
+        return blocks[int(found[2])] if int(found[2]) < len(blocks) else None
+
+
+def explained(failure: child.CompilerFailure, of: Compiled) -> TpuRefusal:
+    """A failure of libtpu as a refusal.
+
+    Arguments: failure: what came out of the child process. of: what was compiled.
     """
     text = str(failure) if isinstance(failure, child.CompilerError) else f"{failure}\n{failure.output}"
     where = location_in(text)
     if isinstance(failure, child.CompilerError):
         for pattern, make in _TABLE:
             if match := re.search(pattern, text, re.DOTALL):
-                return make(match, text, where, chip, target, vmem_limit)
-        return _unsupported(None, text, where, chip, target, vmem_limit)
+                return make(match, text, where, of)
+        return _unsupported(text, where, of)
     # It crashed, hung, or ran out of memory: the message says so.
     head, *rest = str(failure).splitlines()
     at = [f"  at: {where}"] if where else []
@@ -97,64 +120,68 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def _size(text: str) -> int:
     """Bytes of "64.00M"."""
-    return int(float(text.rstrip("KMGB")) * _UNITS[text.rstrip("B")[-1:] if text.rstrip("B")[-1:] in "KMG" else ""])
+    return int(float(text.rstrip("KMG")) * _UNITS[text[-1] if text[-1] in _UNITS else ""])
 
 
 def _mib(n: int) -> str:
     return f"{n / (1 << 20):,.1f} MiB"
 
 
-def overflow(
-    need: int, chip: Chip, target: str, limit: int, *, where: str | None = None, at_least: bool = False, **facts: str
-) -> VmemOverflow:
-    """The refusal of a kernel that needs `need` bytes of VMEM and may use `limit`."""
-    capacity = chip.info.vmem_capacity_bytes
-    may_have = f"of which it may use {_mib(limit)}" if need <= capacity else f"which has {_mib(capacity)}"
+def overflow(need: int, of: Compiled, *, at_least: bool = False, **facts: Any) -> VmemOverflow:
+    """The refusal of a kernel that needs `need` bytes of VMEM, or at least so many."""
+    capacity = of.chip.info.vmem_capacity_bytes
+    may_have = f"of which it may use {_mib(of.vmem_limit)}" if need <= capacity else f"which has {_mib(capacity)}"
     hint = "smaller blocks; blocks of inputs and outputs are held twice (pipeline_mode=pl.Buffered(1) holds one)"
-    if need <= capacity and limit < capacity:
+    if need <= capacity and of.vmem_limit < capacity:
         hint = f"pltpu.CompilerParams(vmem_limit_bytes=…) allows up to {_mib(capacity)} on this chip; or {hint}"
-    headline = f"The kernel needs {'at least ' if at_least else ''}{_mib(need)} of VMEM on {target}, {may_have}."
-    return VmemOverflow(explain(headline, where=where, hint=hint, **facts), where)
+    headline = f"The kernel needs {'at least ' if at_least else ''}{_mib(need)} of VMEM on {of.target}, {may_have}."
+    return VmemOverflow(explain(headline, hint=hint, **facts), facts.get("where"))
 
 
-def _overflow(match: re.Match, text: str, where: Any, chip: Chip, target: str, limit: int) -> TpuRefusal:
-    return overflow(_size(match[1]), chip, target, limit, where=where, libtpu_says=said(text))
+def _overflow(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    return overflow(_size(match[1]), of, where=where, libtpu_says=said(text))
 
 
-def _alignment(match: re.Match, text: str, where: Any, *_: Any) -> TpuRefusal:
+def _alignment(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
     dimension, multiple = match[1], match[2]
-    return UnprovenAlignment(
-        explain(
-            f"The compiler cannot prove that a run-time index in dimension {dimension} is a multiple of {multiple}.",
-            where=where,
-            hint=f"write the index as a multiple, i * {multiple}, or promise it with pl.multiple_of(i, {multiple}); or "
-            "load whole tiles and roll them (pltpu.roll)",
-            libtpu_says=said(text),
-        ),
-        where,
-    )
+    headline = f"The compiler cannot prove that a run-time index in dimension {dimension} is a multiple of {multiple}."
+    promise = f"pl.multiple_of(i, {multiple})"
+    hint = f"write the index as i * {multiple}, or promise it with {promise}; or load whole tiles and pltpu.roll them"
+    return UnprovenAlignment(explain(headline, where=where, hint=hint, libtpu_says=said(text)), where)
 
 
-def _block(match: re.Match, text: str, where: Any, *_: Any) -> TpuRefusal:
+def _window(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    multiple, dimension, operand = match[1], match[2], of.operand(text)
+    name = "an operand" if operand is None else operand.origin
+    where = where if operand is None else operand.map_location
+    what = f"returns a multiple of {multiple} in dimension {dimension}"
+    headline = f"The compiler cannot prove that the index map of {name} {what}."
+    hint = f"return i * {multiple}, so that blocks begin on tiles; or leave the operand in HBM (pl.ANY) and copy it"
+    return UnprovenAlignment(explain(headline, where=where, hint=hint, libtpu_says=said(text)), where)
+
+
+def _block(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    operand = of.operand(text)
+    where = where if operand is None else operand.map_location
+    headline = f"The block shape of {operand.origin if operand else 'an operand'} does not fit the tiles of its array."
     hint = "the last two dimensions of a block are multiples of the tile, or the array's own"
-    headline = "A block shape does not fit the tiles in which its array lies in memory."
     return IllegalBlock(explain(headline, where=where, hint=hint, libtpu_says=said(text)), where)
 
 
-def _unsupported(match: Any, text: str, where: Any, chip: Chip, target: str, limit: int) -> TpuRefusal:
+def _unsupported(text: str, where: str | None, of: Compiled) -> TpuRefusal:
     operation = re.search(r'"(?:xir|tpu|vector|arith|math|scf|memref|llo)\.(\w+)"', text)
     what = f"`{operation[1]}`" if operation else "the kernel"
     first, _, more = said(text).partition(". ")
-    headline = f"The Mosaic compiler does not take {what} as it stands here, on {target}: {first.rstrip('.')}."
+    headline = f"The Mosaic compiler does not take {what} as it stands here, on {of.target}: {first.rstrip('.')}."
     return UnsupportedByMosaic(explain(headline, where=where, libtpu_says=more or None), where)
 
 
-_Make = Callable[[re.Match, str, Any, Chip, str, int], TpuRefusal]
-_TABLE: tuple[tuple[str, _Make], ...] = (
+_TABLE: tuple[tuple[str, Callable[[re.Match, str, str | None, Compiled], TpuRefusal]], ...] = (
     (r"Scoped allocation with size ([\d.]+[KMG]?) and limit", _overflow),
     (r"Used ([\d.]+[KMG]?) of [\d.]+[KMG]? vmem", _overflow),
     (r"Allocation \(size=(\d+)\) would exceed memory \(size=\d+\).*?space=vmem", _overflow),
     (r"index in dimension (\d+) is a multiple of (\d+)", _alignment),
     (r"index at dimension (\d+) is divisible by the tile dimension (\d+)", _alignment),
+    (r"tiling \((\d+)\) divides index returned by transform_indices on dimension (\d+)", _window),
     (r"CompileTimeMosaicMisalignedBlockAndTiling", _block),
 )

@@ -51,12 +51,13 @@ def compile_call(params: dict[str, Any], target: str, mesh: Mapping[str, int] | 
     asked = getattr(params["compiler_params"], "vmem_limit_bytes", None)
     capacity = chip.info.vmem_capacity_bytes
     limit = min(asked or chip.vmem_limit_bytes, capacity)
+    of = refusals.Compiled(chip, target, limit, params["grid_mapping"])
     if (least := least_vmem(params)) > capacity:  # libtpu finds that out too, but only after it has unrolled it all
-        raise refusals.overflow(least, chip, target, limit, at_least=True)
+        raise refusals.overflow(least, of, at_least=True)
     try:
         program = aot.compile(lowered, topology)
     except child.CompilerFailure as failure:
-        raise refusals.explained(failure, chip, target, limit) from failure
+        raise refusals.explained(failure, of) from failure
     stages = {
         "jaxpr": lambda: str(params["jaxpr"]),
         "mosaic": lambda: aot.mosaic(params, mesh),

@@ -6,6 +6,7 @@ from palladion.compiler.tpu import rules_dma as rules_dma
 from palladion.compiler.tpu import rules_dot as rules_dot
 from palladion.compiler.tpu import rules_elementwise as rules_elementwise
 from palladion.compiler.tpu import rules_functions as rules_functions
+from palladion.compiler.tpu import rules_gather as rules_gather
 from palladion.compiler.tpu import rules_kernel as rules_kernel
 from palladion.compiler.tpu import rules_random as rules_random
 from palladion.compiler.tpu import rules_reduce as rules_reduce

@@ -6,16 +6,19 @@ reduced as integers.
 
 from __future__ import annotations
 
+import functools
 import math as pymath
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
+from palladion import jaxlink
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import constant, full, iota, like, reshape, shape_of
 from palladion.compiler.tpu.emit import RULES, Emitter, Empty
@@ -187,3 +190,33 @@ def _cumulative(kind: str) -> Callable:
 
 for _primitive, _kind in ((lax.cumsum_p, "add"), (lax.cumprod_p, "mul"), (lax.cummax_p, "max"), (lax.cummin_p, "min")):
     RULES.rule(_primitive)(_cumulative(_kind))
+
+
+# --- any other reduction ----------------------------------------------------------------------------------------------
+@RULES.rule(lax.reduce_p)
+def _reduce(ev: Emitter, eqn, *operands):
+    """Halves are combined by the function that `lax.reduce` was given, until one element is left."""
+    combine, axes, n = eqn.params["jaxpr"], eqn.params["dimensions"], len(operands) // 2
+    combine = getattr(combine, "jaxpr", combine)
+
+    def run(*values):
+        xs, starts = list(values[:n]), values[n:]
+
+        def pairs(left, right):
+            together = functools.partial(jaxlink.eval_jaxpr, combine, ())
+            for _ in range(left[0].ndim):
+                together = jax.vmap(together)
+            return together(*left, *right)
+
+        for axis in axes:
+            while (size := xs[0].shape[axis]) > 1:
+                half = size // 2
+                parts = [[lax.slice_in_dim(x, k * half, (k + 1) * half, axis=axis) for x in xs] for k in range(2)]
+                rest = [lax.slice_in_dim(x, 2 * half, size, axis=axis) for x in xs]
+                xs = pairs(*parts)
+                if size % 2:
+                    xs = [lax.concatenate([x, r], axis) for x, r in zip(xs, rest)]
+        xs = [lax.squeeze(x, axes) for x in xs]
+        return pairs([lax.full_like(x, 0) + s for x, s in zip(xs, starts)], xs)
+
+    return ev.inline(run, *operands, avals=[v.aval for v in eqn.invars])

@@ -18,9 +18,10 @@ from jaxlib.mosaic.python import tpu
 from palladion import jaxlink
 from palladion.compiler.tpu import build, unaligned, views
 from palladion.compiler.tpu.build import index, reshape
-from palladion.compiler.tpu.emit import RULES, Emitter, Ref
+from palladion.compiler.tpu.emit import RULES, Emitter, Ref, literal
 from palladion.compiler.tpu.kinds import Refusal, is_bool, is_float, memory_element, typed
 from palladion.compiler.tpu.rules_elementwise import choose
+from palladion.compiler.tpu.rules_gather import take
 from palladion.compiler.tpu.rules_shapes import UNROLLED, strided
 from palladion.compiler.tpu.views import Window
 from palladion.language import masked
@@ -160,11 +161,37 @@ def load(ref: Ref, transforms: Sequence[Any]) -> ir.Value:
     """What a view of a Ref holds."""
     if jaxlink.is_opaque(ref.aval.dtype):
         return _load_key(ref, transforms)
+    if transforms and getattr(transforms[-1], "int_indexer_shape", ()) != ():
+        return _load_rows(ref, transforms)
     place = views.follow(ref, transforms)
     value = _load_window(ref, place.memory, place.window, place.dtype)
     for transform in place.rest:
         value = _view(value, transform)
     return value
+
+
+def _load_rows(ref: Ref, transforms: Sequence[Any]) -> ir.Value:
+    """A view by one array of indices, along one dimension: all of that dimension is read, and chosen from."""
+    *outer, indexer = transforms
+    arrays = [d for d, i in enumerate(indexer.indices) if not isinstance(i, jaxlink.Slice)]
+    whole = [isinstance(i, jaxlink.Slice) for i in indexer.indices]
+    if len(arrays) != 1 or len(indexer.int_indexer_shape) != 1:
+        views.window_of(indexer)  # refuses
+    (axis,) = arrays
+    value = load(ref, outer)
+    for d, index_or_slice in enumerate(indexer.indices):
+        if whole[d]:
+            if not isinstance(index_or_slice.start, int):
+                views.window_of(indexer)
+            value = strided(value, d, index_or_slice.start, index_or_slice.size, index_or_slice.stride)
+    shape = list(build.shape_of(value))
+    places = indexer.indices[axis]
+    places = places if isinstance(places, ir.Value) else literal(np.asarray(places), jax.typeof(np.asarray(places)))
+    shape[axis] = build.shape_of(places)[0]
+    places = build.broadcast(places, shape, [axis])
+    last = build.full(places.type, build.shape_of(value)[axis] - 1)
+    places = arith.maxsi(arith.minsi(places, last), build.full(places.type, 0))
+    return take(value, places, axis)
 
 
 def _load_key(ref: Ref, transforms: Sequence[Any]) -> ir.Value:

@@ -105,7 +105,7 @@ _LOCATION = re.compile(r'^(?:loc\()?"?(?P<file>[^"\n]*?)"?:(?P<line>\d+):\d+\)?:
 
 
 def _reason(error: child.CompilerError) -> str:
-    """The first error that MLIR or ptxas printed, with the user's line where MLIR names it; else the exception's text."""
+    """The first error that MLIR or ptxas printed, with the user's line if MLIR names it; else the exception's text."""
     match = _LOCATION.search(error.output)
     if match is not None:
         file = match["file"]

@@ -50,7 +50,7 @@ def _platform_index(ctx: Lowering, eqn) -> Any:
     return emit.const((*fits, *(k for k, names in enumerate(platforms) if names is None))[0], jnp.int32)
 
 
-# --- Cells and barriers across control flow -----------------------------------------------------------------------------
+# --- Cells and barriers across control flow ---------------------------------------------------------------------------
 def _written_cells(eqn: Any, operands: Sequence[Any]) -> list[Cell]:
     written = jaxlink.written_vars(eqn)
     found = [v for var, v in zip(eqn.invars, operands) if isinstance(v, Cell) and var in written]
@@ -83,14 +83,14 @@ def _placeholder(cell: Cell) -> Any:
 def _cond(ctx: Lowering, eqn, which, *operands) -> list[Any]:
     branches = eqn.params["branches"]
     index = eqn.invars[0]
-    if isinstance(index, jaxlink.Literal) or _is_platform(which):
+    if isinstance(index, jaxlink.Literal) or _is_constant(which):
         number = int(index.val) if isinstance(index, jaxlink.Literal) else _constant(which)
         return ctx.run(branches[min(max(number, 0), len(branches) - 1)], operands)
     which = cast(which, dtype_of(index), jnp.int32)
     return _switch(ctx, eqn, which, list(range(len(branches))), operands)
 
 
-def _is_platform(v: Any) -> bool:
+def _is_constant(v: Any) -> bool:
     return not isinstance(v.owner, ir.Block) and v.owner.name == "arith.constant"
 
 
@@ -109,7 +109,7 @@ def _switch(ctx: Lowering, eqn: Any, which: Any, numbers: list[int], operands: S
     before = [c.value for c in cells]
     kinds = [emit.typed(v.aval.shape, emit.element_type(v.aval.dtype)) for v in eqn.outvars]
     kinds += [emit.typed(c.block, emit.element_type(c.dtype)) for c in cells]
-    op = scf.IfOp(condition, kinds, has_else=True)
+    op: Any = scf.IfOp(condition, kinds, has_else=True)
     after: list[list[Any]] = []
     states = []
     start = dict(ctx.pending)
@@ -184,7 +184,7 @@ def _scan(ctx: Lowering, eqn, *operands) -> list[Any]:
 
 
 def _is_zero(v: Any) -> bool:
-    return _is_platform(v) and isinstance(v.type, ir.IntegerType) and _constant(v) == 0
+    return _is_constant(v) and isinstance(v.type, ir.IntegerType) and _constant(v) == 0
 
 
 def _counter(jaxpr: Any, n_consts: int, n_carry: int) -> int | None:

@@ -128,10 +128,10 @@ def in_f32(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _arithmetic(floating: Callable, signed: Callable, unsigned: Callable | None = None, *, narrow: bool = False) -> Any:
     def compute(dtype: Any, *values: Any) -> Any:
-        values = emit.spread(*values)
+        spread = emit.spread(*values)
         if emit.is_float(dtype):
-            return floating(*values)
-        return (unsigned or signed)(*values) if emit.is_unsigned(dtype) else signed(*values)
+            return floating(*spread)
+        return (unsigned or signed)(*spread) if emit.is_unsigned(dtype) else signed(*spread)
 
     computed = in_f32(compute)
 

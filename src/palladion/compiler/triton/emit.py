@@ -50,7 +50,7 @@ def shape_of(v: Value) -> tuple[int, ...]:
     return tuple(v.type.shape) if isinstance(v.type, ir.RankedTensorType) else ()
 
 
-def scalar_type(v: Value) -> ir.Type:
+def scalar_type(v: Value) -> Any:
     """The type of one element of a value."""
     return v.type.element_type if isinstance(v.type, ir.RankedTensorType) else v.type
 

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import math as mlir_math
 from jaxlib.triton import dialect as tt
@@ -27,9 +26,9 @@ from palladion.compiler.triton.lowering import RULES, Lowering, dtype_of, refusa
 
 def libdevice(symbol: str, result: Any, *values: Any) -> Any:
     """A call of a function of libdevice, element by element; `result` is the dtype of what it gives."""
-    values = emit.spread(*values)
-    kind = emit.typed(emit.shape_of(values[0]), emit.element_type(result))
-    return tt.extern_elementwise(kind, values, "libdevice", "", symbol, True)
+    spread = emit.spread(*values)
+    kind = emit.typed(emit.shape_of(spread[0]), emit.element_type(result))
+    return tt.extern_elementwise(kind, spread, "libdevice", "", symbol, True)
 
 
 def _of_float(name: str) -> Callable[..., Any]:
@@ -168,7 +167,7 @@ RULES.rule(lax.population_count_p)(_counting("popc", lambda count, bits: count))
 RULES.rule(lax.clz_p)(_counting("clz", _without_padding))
 
 
-# --- functions that JAX spells out in simpler ones ---------------------------------------------------------------------
+# --- functions that JAX spells out in simpler ones --------------------------------------------------------------------
 def run_function(ctx: Lowering, function: Callable[..., Any], eqn: Any, *values: Any) -> list[Any]:
     """Lower what a JAX function of arrays does, given the operands of an equation."""
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]

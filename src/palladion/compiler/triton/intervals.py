@@ -33,7 +33,7 @@ def _div(eqn: Any, a: Interval, b: Interval) -> Interval:
 def _rem(eqn: Any, a: Interval, b: Interval) -> Interval:
     if b[0] <= 0 or a[0] < 0:
         return ANY
-    return (a if a[1] < b[0] else (0, min(a[1], b[1] - 1)))
+    return a if a[1] < b[0] else (0, min(a[1], b[1] - 1))
 
 
 def _called(eqn: Any, *args: Interval) -> list[Interval]:

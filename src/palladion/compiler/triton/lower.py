@@ -1,7 +1,7 @@
 """The lowering rule of `pallas_call` for NVIDIA GPUs: the Triton module in the custom call that XLA compiles.
 
-XLA carries a Triton of its own and takes the module as MLIR bytecode, with the grid and the compiler's parameters beside
-it, in the attributes of `__gpu$xla.gpu.triton`. This needs no triton package and no GPU:
+XLA carries a Triton of its own and takes the module as MLIR bytecode, with the grid and the compiler's parameters
+beside it, in the attributes of `__gpu$xla.gpu.triton`. This needs no triton package and no GPU:
 `jax.jit(f).trace(…).lower(lowering_platforms=("cuda",))` works on any machine. It has not run on hardware yet.
 """
 

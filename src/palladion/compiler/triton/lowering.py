@@ -86,7 +86,7 @@ class Lowering:
         """The value of a variable, or of a literal."""
         if not isinstance(var, jaxlink.Literal):
             return env[var]
-        return self.constant(np.asarray(var.val, var.aval.dtype), "a constant array")
+        return self.constant(np.asarray(var.val, dtype_of(var)), "a constant array")
 
     def constant(self, value: np.ndarray, what: str) -> Any:
         """A constant scalar, or a block that holds one number."""

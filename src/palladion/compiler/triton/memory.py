@@ -211,5 +211,3 @@ def _freeze(ctx: Lowering, eqn, ref) -> Any:
 
 
 RULES.rule(jaxlink.free_ref_p)(lambda ctx, eqn, ref: [])
-
-

@@ -45,7 +45,16 @@ from palladion.errors import explain
 from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
 from palladion.language.grid import BlockMapping, GridMapping
 
-RULE_FILES = (control, elementwise, functions, machine, memory, products, reductions, shapes)  # imported for their rules
+RULE_FILES = (
+    control,
+    elementwise,
+    functions,
+    machine,
+    memory,
+    products,
+    reductions,
+    shapes,
+)  # imported for their rules
 
 MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # along x, y and z: CUDA's limits
 DEFAULT_WARPS, DEFAULT_STAGES = 4, 3  # Triton's own
@@ -110,8 +119,7 @@ def lower_call(params: dict[str, Any], sm: int) -> Kernel:
         arguments = _arguments(params["grid_mapping"])
         grid = _emit(module, name, params, arguments, sm)
         module.operation.verify()
-        plain = str(module)
-        text = module.operation.get_asm(enable_debug_info=True)
+        plain, text = str(module), str(module.operation.get_asm(enable_debug_info=True))
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
     return Kernel(name, text, plain, buffer.getvalue(), grid, arguments, warps, stages)
@@ -202,16 +210,17 @@ def _programs(gm: GridMapping) -> tuple[Any, list[Any], list[Any]]:
         sizes = [tt.get_num_programs(dims[a]) if n is None else n for a, n in enumerate(axes)]
         grid = tuple((*axes, 1, 1, 1)[:3])
         return grid, ids, sizes
-    if None in axes:
+    if gm.num_dynamic:
         headline = f"A grid of {len(axes)} axes, one of which is known only at run time, does not fit CUDA's three."
         raise NotImplementedError(explain(headline, hint="use at most three axes, or make the sizes Python integers"))
-    total = math.prod(axes)
+    known = [int(n or 0) for n in axes]
+    total = math.prod(known)
     if total > MOST_PROGRAMS[0]:
         raise ValueError(explain(f"A grid of {total:,} programs is more than CUDA's {MOST_PROGRAMS[0]:,}."))
     flat = tt.get_program_id(dims[0])
     ids = []
-    for a, n in enumerate(axes):
-        at = emit.divide(flat, math.prod(axes[a + 1 :]))
+    for a, n in enumerate(known):
+        at = emit.divide(flat, math.prod(known[a + 1 :]))
         ids.append(0 if n == 1 else emit.modulo(at, n) if a else at)
     return (total, 1, 1), ids, list(axes)
 

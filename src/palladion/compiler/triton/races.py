@@ -1,7 +1,7 @@
 """Outputs that several programs store in: a race on a GPU, where programs run in any order and many at a time.
 
 A block that the index map gives for every value of a grid axis alike is shared by all programs along it. Storing in it
-is a race; reading it, adding and storing, which is how TPU kernels accumulate over their last axis, is wrong for certain.
+is a race; reading it, adding and storing, which is how TPU kernels accumulate over their last axis, is always wrong.
 Atomic updates are how programs share a block: a kernel that has any knows what it does (it may hold a lock).
 """
 
@@ -155,7 +155,7 @@ def axes_used(index_map: Any, rank: int) -> set[int]:
 
     for eqn in index_map.eqns:
         found = set().union(*map(of, eqn.invars))
-        depends.update({v: found for v in eqn.outvars})
+        depends.update(dict.fromkeys(eqn.outvars, found))
     return set().union(*map(of, index_map.outvars))
 
 

@@ -1,7 +1,7 @@
 """Rules: reductions along axes, the place of the largest element, running sums and the like, and sorting.
 
-`tt.reduce` and `tt.scan` take a function of scalars as a region. Floats below 32 bits are combined in float32. `lax.sort`
-is a bitonic network of exchanges between elements that `tt.gather` brings together.
+`tt.reduce` and `tt.scan` take a function of scalars as a region. Floats below 32 bits are combined in float32.
+`lax.sort` is a bitonic network of exchanges between elements that `tt.gather` brings together.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ for _primitive, _function in _REDUCED.items():
     )
 
 
-# --- the place of the largest or smallest ------------------------------------------------------------------------------
+# --- the place of the largest or smallest -----------------------------------------------------------------------------
 def _first_of(better: Any) -> Callable[..., Any]:
     def rule(ctx: Lowering, eqn, x) -> Any:
         """The lowest index of the best element; NaN is better than any number."""
@@ -201,4 +201,3 @@ def _before(dtype: Any, a: Any, b: Any) -> tuple[Any, Any]:
     a_nan, b_nan = compare(lax.ne_p, dtype, a, a), compare(lax.ne_p, dtype, b, b)
     lt = arith.ori(lt, arith.andi(b_nan, arith.xori(a_nan, emit.like(a_nan, 1))))
     return lt, arith.ori(eq, arith.andi(a_nan, b_nan))
-

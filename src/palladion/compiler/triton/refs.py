@@ -237,7 +237,7 @@ def resolve(eqn: Any, ref: Any, transforms: Sequence[Any]) -> View:
     coords = None
     for t, old in zip(reversed(transforms), reversed(shapes)):
         if isinstance(t, jaxlink.NDIndexer):
-            picked, inner = indexed(t)
+            _, inner = indexed(t)
             coords = inner if coords is None else _through(eqn, ref, t, coords)
         else:
             coords = whole(shape) if coords is None else coords

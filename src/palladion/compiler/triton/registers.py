@@ -92,8 +92,8 @@ def _axes(eqn: Any, cell: Cell, view: View) -> list[Any]:
     """
     kept = [d for d, c in enumerate(view.coords) if c.lanes is not None]
     places = [_place(c) for c in view.coords]
-    in_order = [places[d] for d in kept]
-    if None in in_order or in_order != sorted(set(in_order)):
+    in_order = [-1 if (place := places[d]) is None else place for d in kept]
+    if -1 in in_order or in_order != sorted(set(in_order)):
         headline = f"{cell.label} lives in registers, where it is read and written in boxes, not in any other order."
         raise refusal(NotImplementedError, headline, eqn, "read the whole of it and move the value's elements")
     result: list[Any] = []

@@ -1,7 +1,7 @@
 """What Triton made of a call: registers, spills, shared memory against the chip's limit, occupancy, sizes of the code.
 
-Triton compiles a kernel that asks for more shared memory than a program can have; it fails when it is launched. Here that
-is a refusal.
+Triton compiles a kernel that asks for more shared memory than a program can have; it fails when it is launched. Here
+that is a refusal.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ def facts_of(kernel: Kernel, chip: Chip, done: compiler.Compiled, lowered: float
     programs, reason = occupancy(chip, done.registers, done.shared_bytes, done.warps)
     warps = programs * done.warps
     share = 100 * 32 * warps // chip.threads
+    spills = f"{done.spill_bytes} B a thread" if done.spill_bytes else "none"
     grid = "×".join("?" if n is None else f"{n:,}" for n in kernel.grid)
     count = None if None in kernel.grid else math.prod(n or 1 for n in kernel.grid)
     tensor = (Fact("tensor_memory_columns", "tensor memory", done.tensor_memory, f"{done.tensor_memory} columns"),)
     return (
         Fact("registers", "registers", done.registers, f"{done.registers} a thread"),
-        Fact("spill_bytes", "spills", done.spill_bytes, f"{done.spill_bytes} B a thread" if done.spill_bytes else "none"),
+        Fact("spill_bytes", "spills", done.spill_bytes, spills),
         Fact("shared_bytes", "shared memory", done.shared_bytes,
              f"{_bytes(done.shared_bytes)} of {_bytes(chip.shared_block)}"),
         *(tensor if done.tensor_memory else ()),

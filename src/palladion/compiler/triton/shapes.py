@@ -109,7 +109,7 @@ def gathered(x: Any, axis: int, index: Any) -> Any:
         if d != axis:
             index = tt.expand_dims(index, d)
     index = emit.broadcast(index, shape)
-    if emit.scalar_type(x).width != 1 if isinstance(emit.scalar_type(x), ir.IntegerType) else True:
+    if str(emit.scalar_type(x)) != "i1":
         return tt.gather(x, index, axis)
     wide = arith.extui(emit.typed(emit.shape_of(x), ir.IntegerType.get_signless(8)), x)  # masks go as bytes
     return cast(tt.gather(wide, index, axis), jnp.uint8, jnp.bool_)
@@ -310,7 +310,7 @@ def _filled(eqn: Any, result: Any, index: Any, limit: int) -> Any:
 def promise(x: Any, name: str, values: Sequence[int]) -> Any:
     """Attach what the user promises of a value (`tt.divisibility`, `tt.contiguity`) to the operation that makes it."""
     owner = x.owner
-    if isinstance(owner, ir.Block) or not emit.shape_of(x) and name == "tt.contiguity":
+    if isinstance(owner, ir.Block) or (not emit.shape_of(x) and name == "tt.contiguity"):
         return x
     kind = ir.RankedTensorType.get((len(values),), ir.IntegerType.get_signless(32))
     numbers = np.array(values, np.int32)

@@ -1,13 +1,12 @@
 """The operations of the Triton dialect that mean something to a GPU only: inline assembly and barriers of threads.
 
-Source: public documentation of `jax.experimental.pallas.triton`; the Triton language reference (`inline_asm_elementwise`,
-`debug_barrier`); the PTX manual for the assembly itself.
+Source: public documentation of `jax.experimental.pallas.triton`; the Triton language reference
+(`inline_asm_elementwise`, `debug_barrier`); the PTX manual for the assembly itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -113,14 +113,14 @@ class Barrier:
                 if unordered and not late
                 else f"and nobody has waited for the {_th(n)}."
             )
-            copied = self.coming or "copy" in self._what(where)
-            copies = "; several copies that one wait is for need a Barrier(num_arrivals=…)" if copied else ""
+            several = "copies" if self.coming or "copy" in self._what(where) else "threads"
+            arrivals = f"; several {several} that one wait is for need a Barrier(num_arrivals=…)"
             self._found(
                 "barrier-double-completion",
                 first,
                 where,
                 "wait for each completion before the barrier can complete again: let the waiting thread arrive on a "
-                f"second barrier that the arriving one waits for{copies}",
+                f"second barrier that the arriving one waits for{arrivals}",
             )
 
     def _knows_wait(self, observer: Any) -> bool:

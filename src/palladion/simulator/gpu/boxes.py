@@ -24,6 +24,7 @@ from palladion.language.refs import RefView
 from palladion.simulator.clocks import Actor
 from palladion.simulator.code import location
 from palladion.simulator.gpu.chip import TMA_LATENCY, copy_seconds
+from palladion.simulator.gpu.departure import note_foreign
 from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import Thread
 from palladion.simulator.gpu.views import End
@@ -233,6 +234,7 @@ def note_copy(
     """Check what a copy reads and writes against the history; unwritten elements stay unwritten."""
     machine = thread.machine
     if source.writes is not None and box.region is not None:
+        note_foreign(thread, source, actor, site)
         if conflict := source.read_by(actor, box.region, site, view):
             machine.race(thread, source, "read", who, conflict, eqn, actor, view, box.region)
     if goal.writes is not None:

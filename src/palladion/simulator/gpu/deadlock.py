@@ -20,17 +20,22 @@ def report(machine: Machine, error: Deadlock) -> None:
     """
     waiting = [a for a in error.agents if a.waits is not None] or list(error.agents)
     partial = _collective(machine)
-    lines = [_one(a) for a in waiting[:SHOWN]]
+    together: dict[str, list[str]] = {}  # those who wait for the same thing at the same line
+    for agent in waiting[:SHOWN]:
+        together.setdefault(_rest(agent), []).append(agent.name)
+    lines = [
+        f"{' and '.join(names)} {'wait' if len(names) > 1 else 'waits'}{rest}." for rest, names in together.items()
+    ]
     lines += [f"And {len(waiting) - SHOWN} more."] if len(waiting) > SHOWN else []
     if len(waiting) == 1:
         headline = f"Deadlock: {_wait(waiting[0])}, and nobody is left who could end the wait."
     else:
         headline = f"Deadlock: {len(waiting)} threads wait, and none can go on. " + " ".join(lines)
-    together = [a for a in waiting if isinstance(a.waits, Together)]
+    scopes = [a for a in waiting if isinstance(a.waits, Together)]
     if partial:
         headline = f"{partial[0]} {headline}"
     machine.found(
-        "collective-mismatch" if partial or together else "deadlock",
+        "collective-mismatch" if partial or scopes else "deadlock",
         headline,
         where="; ".join(dict.fromkeys(filter(None, [*(p for p in partial[1:2]), *map(_line, waiting)]))) or None,
         when="; ".join(a.place.when() for a in waiting[:SHOWN]),
@@ -65,9 +70,9 @@ def _wait(agent: Agent) -> str:
     return f"{agent.name} waits for {agent.waits() if agent.waits else 'something'}"
 
 
-def _one(agent: Agent) -> str:
+def _rest(agent: Agent) -> str:
     at = _line(agent)
-    return f"{_wait(agent)}{f' at {at}' if at else ''}."
+    return f"{f' at {at}' if at else ''} for {agent.waits() if agent.waits else 'something'}"
 
 
 def _hint(machine: Machine, waiting: Any) -> str:

@@ -29,17 +29,19 @@ class Buffer(memory.Buffer):
 
     Attributes:
       cuts: of each dimension, where its cells begin, and its end.
-      readers: further reads, by component: stamps of cells.
+      readers: further reads, by component: stamps of cells. Under -component atomic updates by it that were
+        overwritten by further ones; updated: whether there are any.
       rivals: buffers in the same memory, which a `RefUnion` has; used: whether this one was used since.
     """
 
-    __slots__ = ("_found", "_reads", "_writes", "cuts", "rivals", "used")
+    __slots__ = ("_found", "_reads", "_writes", "cuts", "rivals", "updated", "used")
 
     def __init__(
         self, data: np.ndarray, label: str, space: Any = None, place: Any = None, key: Any = None, tracked: bool = False
     ) -> None:
         super().__init__(data, label, space, place, key)
         self.cuts = [[0, n] for n in data.shape]
+        self.updated = False
         self.rivals: list[Buffer] = []
         self.used = False
         self._found: dict[Any, Cells | None] = {}  # of views that were seen: their cells, until something is cut
@@ -178,6 +180,10 @@ class Buffer(memory.Buffer):
         owner, cells, single = self._cells(region)
         own = stamp(actor.component, actor.epoch, site)
         conflict = conflict_of("wrote", actor.clock, view, _get(owner._writes, cells, single))
+        if owner.updated:  # by several, one after the other
+            for component, stamps in owner.readers.items():
+                if component < 0:
+                    conflict = conflict or conflict_of("wrote", actor.clock, view, _get(stamps, cells, single))
         reads = _get(owner._reads, cells, single)
         known = actor.clock.knows(view, one_stamp(reads))
         _set(owner._reads if known else owner._own_reads(actor.component), cells, single, own)
@@ -211,8 +217,10 @@ class Buffer(memory.Buffer):
             if conflict is None and late.size:
                 conflict = verb, int(late.flat[0])
         own = stamp(actor.component, actor.epoch, site)
-        for earlier in np.unique(before[~exempt(before)]):  # later updates are checked against this write, too
-            if (component := int(component_of(earlier))) != 0:
+        others = exempt(before)
+        for earlier in np.unique(before[~others | actor.clock.unknown(view, before)]):  # later accesses are checked
+            if (component := int(component_of(earlier))) != 0:  # against these writes, too
+                owner.updated = True
                 mine = owner._own_reads(-component)  # apart from its updates
                 there = np.array(_get(mine, cells, single))
                 newer = (before == earlier) & (epoch_of(there) < epoch_of(earlier))
@@ -223,7 +231,11 @@ class Buffer(memory.Buffer):
 
     def written_before(self, actor: Actor, view: int = 0) -> Conflict:
         """None, or a write that nothing orders before now."""
-        return conflict_of("wrote", actor.clock, view, self._writes)
+        conflict = conflict_of("wrote", actor.clock, view, self._writes)
+        for component, stamps in self.readers.items():
+            if component < 0:
+                conflict = conflict or conflict_of("wrote", actor.clock, view, stamps)
+        return conflict
 
     def note_earlier(self, earlier: int) -> None:
         """Note that an access of another buffer, whose memory this one takes over, touched all of it."""

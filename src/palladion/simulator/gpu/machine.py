@@ -97,7 +97,7 @@ class Device:
       pending: the clusters that were not started yet, as (number, grid coordinates), next one last.
       running: how many clusters run.
       written: which CUDA block (its `ids`) stores a block of an output, for kernels with a grid of programs.
-      began: whether its first cluster was started.
+      reads: by component, the last read of its memory by another device: the stamp, and what was read.
     """
 
     id: int
@@ -106,6 +106,7 @@ class Device:
     pending: list[Any] = dataclasses.field(default_factory=list)
     running: int = 0
     written: dict[Any, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    reads: dict[int, tuple[int, Buffer]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
@@ -232,12 +233,18 @@ class Thread:
 
 
 class Semaphores:
-    """An array of semaphores. Attributes: counters, label; key: the same on all devices; place: its device."""
+    """An array of semaphores.
 
-    __slots__ = ("counters", "key", "label", "place")
+    Attributes:
+      counters, label. key: the same on all devices. place: its device.
+      looks: of each counter, the most that a block of its device has waited for without taking it.
+    """
+
+    __slots__ = ("counters", "key", "label", "looks", "place")
 
     def __init__(self, shape: Sequence[int], label: str, place: Any, key: Any) -> None:
         self.label, self.place, self.key = label, place, key
+        self.looks: dict[Counter, dict[Block, int]] = {}
         self.counters = np.empty(tuple(shape), object)
         for index in np.ndindex(*self.counters.shape):
             name = f"{label}[{', '.join(map(str, index))}]" if index else label

@@ -23,6 +23,7 @@ from palladion.simulator.clocks import Actor
 from palladion.simulator.code import Compiler, location, placeholders
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.allocation import Scope, allocate_global, is_private
+from palladion.simulator.gpu.departure import note_foreign
 from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import GENERIC, Thread
 from palladion.simulator.gpu.table import RULES
@@ -51,6 +52,7 @@ def note_read(
     if unwritten:  # perhaps what writes it is in flight: then the mistake is that nobody waited
         while machine.engine.flying:
             machine.engine.complete(machine.engine.flying[0])
+    note_foreign(thread, buffer, actor, site)
     if conflict := buffer.read_by(actor, region, site, view):
         machine.race(thread, buffer, "read", who, conflict, eqn, actor, view, region)
     if unwritten:

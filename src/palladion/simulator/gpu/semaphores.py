@@ -105,13 +105,17 @@ def _wait(compiler: Compiler, eqn: Any) -> Callable:
     def wait(agent: Agent, *operands: Any) -> list:
         thread: Thread = agent.place
         machine: Machine = thread.machine
-        counter, amount = end.of(agent, operands).one(end.region(operands)), int(operands[value])
+        sems, amount = end.of(agent, operands), int(operands[value])
+        counter = sems.one(end.region(operands))
         machine.log(
             thread, LoggingMode.SEMAPHORE, f"waits for {counter.label} to reach {amount}; it is {counter.value}"
         )
         if counter.value < amount or machine.engine.random is not None:
             machine.engine.wait(agent, lambda: counter.value >= amount, (counter,), Waiting(counter, amount, eqn))
         actor = agent.actor if machine.tracking else None
+        if not decrement and sems.place is thread.block.device:
+            looks = sems.looks.setdefault(counter, {})
+            looks[thread.block] = max(looks.get(thread.block, 0), amount)
         there = (counter.take if decrement else counter.look)(amount, actor)
         machine.span(thread, None, f"wait for {counter.label}", "wait", agent.time, there, location(eqn))
         agent.time = max(agent.time, there)
