@@ -304,8 +304,3 @@ def _atomic_update_now(trace, params, ref, *flat):
     new, found = atomic_update(jnp.asarray(ref.buffer), transforms, params["op"], values, mask, True)
     _put(ref, new)
     return found
-
-
-@eager_refs.RULES.rule(debug_barrier_p)
-def _debug_barrier_now(trace, params):
-    return []

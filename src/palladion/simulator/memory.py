@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from palladion.simulator.clocks import Actor, component_of, epoch_of, stamp
+from palladion.simulator.clocks import Actor, stamp
 
 ALIGNMENT = 64
 GIVEN = stamp(0, 0, 1)  # a write that everybody knows of

@@ -67,12 +67,14 @@ def test_blocks_of_one_dimension(n, dtype):
 def test_a_squeezed_row_is_a_block_of_one_row():
     spec = pl.BlockSpec((None, 128), lambda i, j: (i, j))
     call = pl.pallas_call(double, sds(16, 256), grid=(16, 2), in_specs=[spec], out_specs=spec)
-    with pytest.raises(ValueError, match="(?s)last two dimensions.*None counts as 1"):
+    with pytest.raises(ValueError, match=r"(?s)last two dimensions.*None counts as 1"):
         lowered(call, sds(16, 256))
 
 
 def test_a_part_of_what_is_left_in_place():
-    with pytest.raises(ValueError, match="x_ref .input 0. is left in place by memory_space=any, so it has no blocks"):
+    with pytest.raises(
+        ValueError, match=r"x_ref \(input 0\) is left in place by memory_space=any, so it has no blocks"
+    ):
         blocked((8, 128), (256, 512), memory_space=pl.ANY)()
 
 
@@ -152,7 +154,7 @@ def test_an_axis_that_is_not_there():
     assert "there is no mesh of devices around the call" in message
 
 
-# --- what the compiler would let pass -----------------------------------------------------------------------------------
+# --- what the compiler would let pass ---------------------------------------------------------------------------------
 def test_a_copy_that_nothing_waits_for():
     def kernel(x_ref, o_ref, sem):
         pltpu.make_async_copy(x_ref, o_ref, sem).start()
@@ -192,7 +194,7 @@ def test_parameters():
         call(dimension_semantics=("parallel", "arbitrary"))
     with pytest.raises(ValueError, match="allow_input_fusion has 3 entries, but double has 1 input"):
         call(allow_input_fusion=[True] * 3)
-    with pytest.raises(ValueError, match="opt_level=…. is for SparseCore"):
+    with pytest.raises(ValueError, match=r"opt_level=…\) is for SparseCore"):
         call(opt_level="O2")
     assert "tpu_custom_call" in call(dimension_semantics=("parallel",), allow_input_fusion=[True])
 

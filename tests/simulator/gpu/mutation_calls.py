@@ -90,7 +90,7 @@ class Call:
         if goes_on:
             Machine.found = _note  # pyright: ignore[reportAttributeAccessIssue]
         before = signal.signal(signal.SIGVTALRM, _too_long)
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)  # again, if it was raised where nothing comes of it
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

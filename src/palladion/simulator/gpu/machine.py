@@ -18,17 +18,16 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from palladion.errors import Finding, KernelFinding, PalladionWarning
+from palladion.errors import Finding, KernelFinding
 from palladion.language.dtypes import unwritten
 from palladion.language.gpu.params import InterpretGPUParams
 from palladion.language.interpret_params import LoggingMode
+from palladion.simulator.calls import warn_of
 from palladion.simulator.clocks import Actor, component_of
 from palladion.simulator.code import location
 from palladion.simulator.engine import Agent, Counter, Engine, Operation
@@ -349,12 +348,7 @@ class Machine:
         self.findings.append(finding)
         if not warn:
             raise KernelFinding(finding)
-        text = str(KernelFinding(finding))
-        place = re.match(r"(.+?):(\d+) \(", where or "")  # an agent's stack does not reach to the user's call
-        if place is None:
-            warnings.warn(text, PalladionWarning, stacklevel=2)
-        else:
-            warnings.warn_explicit(text, PalladionWarning, place[1], int(place[2]))
+        warn_of(finding)
 
     def race(
         self, place: Thread, buffer: Buffer, access: str, who: str, conflict: tuple[str, int], eqn: Any,

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import KernelFinding
 from palladion.language.gpu.params import InterpretGPUParams
 from palladion.language.grid import GridMapping
 from palladion.language.intern import CallKey
-from palladion.simulator import blas, report
+from palladion.simulator import blas, calls, report
 from palladion.simulator.code import Code, Compiler
 from palladion.simulator.engine import Deadlock
 from palladion.simulator.gpu import chip, deadlock, launch, layouts, limits, rooms
 from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import Machine
 from palladion.simulator.gpu.table import RULES, Setting
-from palladion.simulator.meeting import Meeting, mesh_axes
 from palladion.simulator.progress import Progress
 from palladion.simulator.values_table import held_dtype, held_shape
 
@@ -111,32 +106,17 @@ def run(*args: Any, **params: Any) -> list[Any]:
       KernelFinding: what the simulator found, with the user's traceback.
     """
     prepared = _prepare(_Key(params))
-    (results,) = simulate(prepared, {}, [[_held(a) for a in args]])
-    return [_returned(x, a) for x, a in zip(results, params["out_avals"])]
+    return calls.in_python(functools.partial(simulate, prepared), args, params["out_avals"])
 
 
 def lower(ctx: Any, *args: Any, **params: Any) -> Any:
     """The lowering rule of `pallas_call`: one host callback, in which the devices of a shard_map meet."""
     prepared = _prepare(_Key(params))
-    axes = mesh_axes(ctx)
-    meeting = Meeting(lambda operands: simulate(prepared, axes, operands), math.prod(axes.values()))
-    return meeting.lower(ctx, axes, args)
-
-
-def _held(x: Any) -> np.ndarray:
-    if jaxlink.is_opaque(getattr(x, "dtype", np.dtype(int))):
-        x = jax.random.key_data(x)
-    return np.asarray(x)
-
-
-def _returned(x: np.ndarray, aval: Any) -> Any:
-    if jaxlink.is_opaque(aval.dtype):
-        return jaxlink.wrap_keys(jnp.asarray(x), aval.dtype)
-    return jax.device_put(x, may_alias=True)  # nobody writes it any more
+    return calls.lower(ctx, functools.partial(simulate, prepared), args)
 
 
 # --- a run --------------------------------------------------------------------------------------------------------
-def simulate(prepared: Prepared, axes: dict[str, int], operands: Sequence[Sequence[np.ndarray]]) -> list[list[Any]]:
+def simulate(prepared: Prepared, axes: Mapping[str, int], operands: Sequence[Sequence[np.ndarray]]) -> list[list[Any]]:
     """Run a call on all devices.
 
     Arguments:
@@ -147,28 +127,8 @@ def simulate(prepared: Prepared, axes: dict[str, int], operands: Sequence[Sequen
       the outputs of each device.
     """
     p = prepared.interpret
-    schedules: list[str | int] = ["lazy" if p.schedule is None else p.schedule]
-    if p.explore:
-        first = schedules[0] if isinstance(schedules[0], int) else 0
-        schedules = [*schedules, *range(first + 1, first + 1 + p.explore)]
-    results: list[list[Any]] = []
-    for k, schedule in enumerate(schedules, 1):
-        run = Run(prepared, axes, operands, schedule)
-        try:
-            results = run.go()
-        except KernelFinding as error:
-            if len(schedules) == 1:
-                raise
-            found = error.finding  # in the message itself, which is all that comes out of jit
-            when = f"{found.when or 'the whole call'}, under schedule={schedule!r}, which repeats it"
-            raise KernelFinding(dataclasses.replace(found, when=when)) from None
-        except Exception as error:
-            if len(schedules) > 1:
-                error.add_note(f"  raised under schedule={schedule!r}, which repeats it")
-            raise
-        finally:
-            report.keep(run.report(k))
-    return results
+    first = p.schedule if p.schedule is not None else "lazy"
+    return calls.under_schedules(first, p.explore, lambda schedule: Run(prepared, axes, operands, schedule))
 
 
 class Run:
@@ -178,7 +138,7 @@ class Run:
     """
 
     def __init__(
-        self, prepared: Prepared, axes: dict[str, int], operands: Sequence[Sequence[np.ndarray]], schedule: str | int
+        self, prepared: Prepared, axes: Mapping[str, int], operands: Sequence[Sequence[np.ndarray]], schedule: str | int
     ) -> None:
         self.prepared, self.gm = prepared, prepared.gm
         p, name = prepared.interpret, prepared.params["name"]
@@ -232,7 +192,7 @@ class Run:
         args = args[gm.num_prefetch :]
         aliased = set(self.prepared.aliases.values())
         for k, m in enumerate(gm.inputs):
-            data = args[k].copy() if k in aliased or k in self.prepared.written else _frozen(args[k])
+            data = args[k].copy() if k in aliased or k in self.prepared.written else calls.frozen(args[k])
             key = ("input", k)
             if k not in aliased:
                 machine.read_only.add(key)
@@ -245,9 +205,3 @@ class Run:
             data = machine.empty(held_shape(m.array), held_dtype(m.array))
             place[key] = Buffer(data, m.origin, m.memory_space, device, key, tracked)
         return place
-
-
-def _frozen(x: np.ndarray) -> np.ndarray:
-    view = x.view()
-    view.flags.writeable = False
-    return view

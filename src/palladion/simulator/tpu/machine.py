@@ -6,21 +6,20 @@ A machine lives for one kernel call: nothing has to be reset after an exception.
 from __future__ import annotations
 
 import dataclasses
-import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import Finding, KernelFinding, PalladionWarning
+from palladion.errors import Finding, KernelFinding
 from palladion.language.dtypes import unwritten
 from palladion.language.interpret_params import LoggingMode
 from palladion.language.refs import MemorySpace
 from palladion.language.semaphores import SemaphoreDType
 from palladion.language.tpu.memory import MemorySpace as TpuMemory
 from palladion.language.tpu.params import InterpretParams
+from palladion.simulator.calls import warn_of
 from palladion.simulator.clocks import site_of
 from palladion.simulator.code import location
 from palladion.simulator.engine import Agent, Counter, Engine
@@ -240,12 +239,7 @@ class Machine:
         self.findings.append(finding)
         if not warn:
             raise KernelFinding(finding)
-        text = str(KernelFinding(finding))
-        place = re.match(r"(.+?):(\d+) \(", where or "")  # an agent's stack does not reach to the user's call
-        if place is None:
-            warnings.warn(text, PalladionWarning, stacklevel=2)
-        else:
-            warnings.warn_explicit(text, PalladionWarning, place[1], int(place[2]))
+        warn_of(finding)
 
     def keep_watch(self, made: Any, core: Core) -> None:
         """At the end of the call, semaphores must be back at zero."""

@@ -11,19 +11,17 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
-from palladion.errors import KernelFinding, count_of, mistake
+from palladion.errors import count_of, mistake
 from palladion.language.grid import GridMapping
 from palladion.language.intern import CallKey
 from palladion.language.tpu.params import InterpretParams
-from palladion.simulator import memory, report
+from palladion.simulator import calls, memory, report
 from palladion.simulator.blocks import InPlace, Plan
 from palladion.simulator.code import Code, Compiler
 from palladion.simulator.engine import Deadlock
@@ -31,7 +29,6 @@ from palladion.simulator.memory import Buffer
 from palladion.simulator.progress import Progress
 from palladion.simulator.tpu import chip, deadlock, dma, extras, masked, rules  # noqa: F401 - they register their rules
 from palladion.simulator.tpu.machine import HBM_SPACES, Core, Machine
-from palladion.simulator.meeting import Meeting, mesh_axes
 from palladion.simulator.tpu.windows import Window
 from palladion.simulator.values_table import held_dtype, held_shape
 
@@ -138,32 +135,17 @@ def run(*args: Any, **params: Any) -> list[Any]:
       KernelFinding: what the simulator found, with the user's traceback.
     """
     prepared = _prepare(_Key(params))
-    (results,) = simulate(prepared, {}, [[_held(a) for a in args]])
-    return [_returned(x, a) for x, a in zip(results, params["out_avals"])]
+    return calls.in_python(functools.partial(simulate, prepared), args, params["out_avals"])
 
 
 def lower(ctx: Any, *args: Any, **params: Any) -> Any:
     """The lowering rule of `pallas_call`: one host callback, in which the devices of a shard_map meet."""
     prepared = _prepare(_Key(params))
-    axes = mesh_axes(ctx)
-    meeting = Meeting(lambda operands: simulate(prepared, axes, operands), math.prod(axes.values()))
-    return meeting.lower(ctx, axes, args)
-
-
-def _held(x: Any) -> np.ndarray:
-    if jaxlink.is_opaque(getattr(x, "dtype", np.dtype(int))):
-        x = jax.random.key_data(x)
-    return np.asarray(x)
-
-
-def _returned(x: np.ndarray, aval: Any) -> Any:
-    if jaxlink.is_opaque(aval.dtype):
-        return jaxlink.wrap_keys(jnp.asarray(x), aval.dtype)
-    return jax.device_put(x, may_alias=True)  # nobody writes it any more
+    return calls.lower(ctx, functools.partial(simulate, prepared), args)
 
 
 # --- a run -------------------------------------------------------------------------------------------------------
-def simulate(prepared: Prepared, axes: dict[str, int], operands: Sequence[Sequence[np.ndarray]]) -> list[list[Any]]:
+def simulate(prepared: Prepared, axes: Mapping[str, int], operands: Sequence[Sequence[np.ndarray]]) -> list[list[Any]]:
     """Run a call on all devices.
 
     Arguments:
@@ -174,37 +156,15 @@ def simulate(prepared: Prepared, axes: dict[str, int], operands: Sequence[Sequen
       the outputs of each device.
     """
     p = prepared.interpret
-    schedules: list[str | int] = ["eager" if p.dma_execution_mode == "eager" else "lazy"]
-    if p.schedule is not None:
-        schedules = [p.schedule]
-    if p.explore:
-        first = schedules[0] if isinstance(schedules[0], int) else 0
-        schedules = [*schedules, *range(first + 1, first + 1 + p.explore)]
-    results: list[list[Any]] = []
-    for k, schedule in enumerate(schedules, 1):
-        run = _Run(prepared, axes, operands, schedule)
-        try:
-            results = run.go()
-        except KernelFinding as error:
-            if len(schedules) == 1:
-                raise
-            found = error.finding  # in the message itself, which is all that comes out of jit
-            when = f"{found.when or 'the whole call'}, under schedule={schedule!r}, which repeats it"
-            raise KernelFinding(dataclasses.replace(found, when=when)) from None
-        except Exception as error:
-            if len(schedules) > 1:
-                error.add_note(f"  raised under schedule={schedule!r}, which repeats it")
-            raise
-        finally:
-            report.keep(run.report(k))
-    return results
+    first = p.schedule if p.schedule is not None else "eager" if p.dma_execution_mode == "eager" else "lazy"
+    return calls.under_schedules(first, p.explore, lambda schedule: _Run(prepared, axes, operands, schedule))
 
 
 class _Run:
     """One run of a call on all devices, under one schedule."""
 
     def __init__(
-        self, prepared: Prepared, axes: dict[str, int], operands: Sequence[Sequence[np.ndarray]], schedule: str | int
+        self, prepared: Prepared, axes: Mapping[str, int], operands: Sequence[Sequence[np.ndarray]], schedule: str | int
     ) -> None:
         self.prepared, self.gm = prepared, prepared.gm
         p = prepared.interpret
@@ -272,7 +232,7 @@ class _Run:
         aliased = {i: o for o, i in self.prepared.aliases.items()}
         for k, m in enumerate(gm.inputs):
             changes = k in aliased or k in self.prepared.written
-            data = args[k].copy() if changes else _frozen(args[k])
+            data = args[k].copy() if changes else calls.frozen(args[k])
             buffer = Buffer(data, m.origin, m.memory_space, device, ("input", k), tracked)
             found[f"input {k}"] = buffer.given()
         for k, m in enumerate(gm.outputs):
@@ -390,9 +350,3 @@ class _Run:
             each = -(-grid[axis] // cores)
             ranges[axis] = ranges[axis][core.index * each : (core.index + 1) * each]
         return itertools.product(*ranges)
-
-
-def _frozen(x: np.ndarray) -> np.ndarray:
-    view = x.view()
-    view.flags.writeable = False
-    return view

@@ -242,14 +242,17 @@ def exchange_shards_by_copies(s: Spelling):
 
 @fragment("NVLINK transfers")
 def copies_from_a_peer(s: Spelling):
-    """The other direction: from the other device's GMEM to one's own SMEM."""
+    """The other direction: from the other device's GMEM to one's own SMEM. No device ends while it is still read."""
 
-    def fetch(x_ref, y_ref, smem_ref, barrier):
-        plgpu.copy_gmem_to_smem(s.peer_ref(x_ref, 1 - lax.axis_index("x")), smem_ref, barrier)
+    def fetch(x_ref, y_ref, smem_ref, barrier, done_sem):
+        other_dev_id = 1 - lax.axis_index("x")
+        plgpu.copy_gmem_to_smem(s.peer_ref(x_ref, other_dev_id), smem_ref, barrier)
         plgpu.barrier_wait(barrier)
+        pl.semaphore_signal(done_sem, device_id=other_dev_id)
         y_ref[...] = smem_ref[...] + x_ref[...]
+        pl.semaphore_wait(done_sem)
 
     x = ints(106, (2, 128), f32)
-    scratch = [plgpu.SMEM((1, 128), f32), plgpu.Barrier()]
+    scratch = [plgpu.SMEM((1, 128), f32), plgpu.Barrier(), s.Semaphore.REGULAR]
     y = over_two_devices(lambda x: s.kernel(fetch, out_shape=x, scratch_shapes=scratch)(x), x)
     return y, np.stack([f64(x).sum(0)] * 2), 0.0
