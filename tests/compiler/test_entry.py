@@ -399,6 +399,11 @@ def test_locations_in_libtpus_messages():
             "UnprovenAlignment",
             "a run-time index in dimension 1 is a multiple of 128.",
         ),
+        (
+            "E1000: Ran out of memory on HBM, the memory required for HLO (32.00G) exceeds available HBM (15.75G).",
+            "HbmOverflow",
+            "The arrays of the call take 32.0 GiB of HBM; tpu:v5e has 15.8 GiB.",
+        ),
         ("E2002: CompileTimeMosaicMisalignedBlockAndTiling: Operand", "IllegalBlock", "libtpu says: E2002"),
         ("INTERNAL: something new. And more", "UnsupportedByMosaic", "on tpu:v5e: something new.\n  libtpu says: And"),
     ],

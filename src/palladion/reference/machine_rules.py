@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from palladion import jaxlink, locations
+from palladion import locations
 from palladion.errors import UnsupportedPrimitive
 from palladion.language import core_map, semaphores
 from palladion.language.tpu import dma, hints

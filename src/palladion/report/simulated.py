@@ -12,7 +12,7 @@ It is an executor as `executors` describes them: `run` on concrete arrays, `lowe
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -29,10 +29,10 @@ from palladion.language.gpu.primitives import GPUEffect
 from palladion.language.primitive import pallas_call_p
 from palladion.report.calls import Call
 from palladion.report.targets import Target, target_of
+from palladion.simulator import calls
 from palladion.simulator import report as simulation
 from palladion.simulator.gpu import limits
 from palladion.simulator.gpu import run as gpu
-from palladion.simulator.meeting import Meeting, mesh_axes
 
 GPUS = {"gpu:h100": "sm_90a", "gpu:b200": "sm_100a"}  # names of targets, and the architectures
 
@@ -158,8 +158,7 @@ def run(*args: Any, **params: Any) -> Sequence[Any]:
     machines = _machines(params)
     if not machines:
         return pallas_call_p.bind(*args, **_otherwise(params))
-    (results,) = _simulate(machines, params, {}, [[gpu._held(a) for a in args]])
-    return [gpu._returned(x, a) for x, a in zip(results, params["out_avals"])]
+    return calls.in_python(functools.partial(_simulate, machines, params), args, params["out_avals"])
 
 
 def lower(ctx: Any, *args: Any, **params: Any) -> Any:
@@ -168,9 +167,7 @@ def lower(ctx: Any, *args: Any, **params: Any) -> Any:
     if not machines:
         executor = executors.for_lowering(ctx.module_context.platforms[0], False, params["compiler_params"])
         return executor.lower(ctx, *args, **_otherwise(params))
-    axes = mesh_axes(ctx)
-    meeting = Meeting(lambda operands: _simulate(machines, params, axes, operands), math.prod(axes.values()))
-    return meeting.lower(ctx, axes, args)
+    return calls.lower(ctx, functools.partial(_simulate, machines, params), args)
 
 
 def _otherwise(params: dict[str, Any]) -> dict[str, Any]:

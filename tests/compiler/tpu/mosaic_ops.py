@@ -14,7 +14,8 @@ from jaxlib.mlir import ir
 
 DTYPES = {
     "f32": np.float32, "bf16": ml_dtypes.bfloat16, "i32": np.int32, "i16": np.int16, "i8": np.int8,
-    "i4": ml_dtypes.int4, "i1": np.bool_, "index": np.int64, "f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2,
+    "i4": ml_dtypes.int4, "i1": np.bool_, "index": np.int64, "f8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "f8E5M2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
 OPS = {}
 

@@ -102,12 +102,11 @@ def _run(params, *args):
         prefetch, operands = arrays[: gm.num_prefetch], [*arrays[gm.num_prefetch :], *outputs]
         passed = [n for n, x in enumerate(operands) if x.size]
         n_in = sum(n < gm.num_inputs for n in passed)
-        aliased = {k - n_in for k, n in enumerate(passed) if n - gm.num_inputs in home}
-        _grid(functions, main, sizes, prefetch, [operands[n] for n in passed], n_in, aliased)
+        _grid(functions, main, sizes, prefetch, [operands[n] for n in passed], n_in)
     return [_back(x, a) for x, a in zip(outputs, params["out_avals"])]
 
 
-def _grid(functions, main, sizes, prefetch, operands, n_in, aliased):
+def _grid(functions, main, sizes, prefetch, operands, n_in):
     machine, block = Machine(sizes), main.regions[0].blocks[0]
     kinds = [a.type for a in block.arguments][len(sizes) :]
     n_scratch = ir.IntegerAttr(main.attributes["scratch_operands"]).value
@@ -124,7 +123,7 @@ def _grid(functions, main, sizes, prefetch, operands, n_in, aliased):
             assert tuple(ints(w["window_bounds"])) == shape_of(kind)
             if held[n] is None or held[n][0] != where:
                 fill = unwritten(kind)
-                if n < n_in or n - n_in in aliased:
+                if n < n_in:  # blocks of outputs are not fetched
                     _copy(array, fill, where, inwards=True)
                 held[n] = where, fill
             refs.append(held[n][1])

@@ -129,7 +129,7 @@ def test_values_are_not_read_where_they_cannot_be():
 def test_index_arrays():
     def kernel(x_ref, o_ref):
         rows = lax.broadcasted_iota(jnp.int32, (8, 1), 0)[:, 0]
-        o_ref[...] = x_ref[rows]
+        o_ref[rows] = x_ref[...]
 
     message = refused(kernel)
     assert "index arrays cannot address a Ref on TPU" in message and line(kernel, 2) in message

@@ -1,4 +1,5 @@
-"""Kernels that the corpus has not, their Mosaic modules run in NumPy: run-time places off the tiles, copies, pipelines."""
+"""Kernels that the corpus has not, their Mosaic modules run in NumPy: run-time places off the tiles, aliases, copies,
+pipelines."""
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +99,43 @@ def test_loops_are_loops():
     call = pl.pallas_call(kernel, sds(1, 128), in_specs=[SMEM, pl.BlockSpec()])
     text = module_of(call, sds(1, dtype=jnp.int32), sds(16, 128))
     assert text.count("scf.for") == 2 and text.count("scf.while") == 1
+
+
+# --- aliases ----------------------------------------------------------------------------------------------------------
+def test_what_is_not_written_of_an_aliased_output_is_the_operands():
+    def kernel(x_ref, y_ref, o_ref):
+        o_ref[0:1] = x_ref[0:1] * 2
+
+        @pl.when(pl.program_id(1) == 1)
+        def _():
+            o_ref[1:2] += 1
+
+    spec = pl.BlockSpec((8, 128), lambda i, j: (i, 0))
+    options = dict(grid=(4, 3), in_specs=[spec, spec], out_specs=spec, input_output_aliases={1: 0})
+    rng = np.random.default_rng(0)
+    x, y = numbers(rng, (32, 128), jnp.float32), numbers(rng, (32, 128), jnp.float32)
+    want = np.array(y).reshape(4, 8, 128)
+    want[:, 0] = np.asarray(x).reshape(4, 8, 128)[:, 0] * 2
+    want[:, 1] += 1
+    np.testing.assert_array_equal(run(kernel, sds(32, 128), x, y, **options), want.reshape(32, 128))
+
+    def writes_all(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    text = module_of(pl.pallas_call(writes_all, sds(32, 128), **options), sds(32, 128), sds(32, 128))
+    assert "scf.if" not in text  # nothing to copy first
+
+
+def test_an_aliased_output_with_other_blocks():
+    def kernel(x_ref, o_ref):
+        o_ref[0:1] = x_ref[0:1]
+
+    specs = (pl.BlockSpec((n, 128), lambda i: (i, 0)) for n in (16, 8))
+    call = pl.pallas_call(
+        kernel, sds(32, 128), grid=(2,), in_specs=[next(specs)], out_specs=next(specs), input_output_aliases={0: 0}
+    )
+    with pytest.warns(pl.PalladionWarning, match="a TPU does not fetch blocks of outputs"):
+        module_of(call, sds(32, 128))
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ def registers(**options):
         def scoped(t_ref):
             t_ref[...] = acc_ref[...] * 2
             t_ref[1:3, pl.ds(4, 8)] = jnp.zeros((2, 8))
+            t_ref[0:2, :] = t_ref[::2, :]
             return t_ref[...] + odd_ref[0]
 
         o_ref[...] = pl.run_scoped(scoped, pltpu.VMEM((4, 16), jnp.float32)) + odd_ref[...]

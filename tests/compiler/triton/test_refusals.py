@@ -34,7 +34,10 @@ def test_an_operand_whose_block_is_no_power_of_two_is_named():
     assert message.startswith(
         "In Triton every size of a block is a power of two; x_ref (input 0), a block of shape (8, 100)"
     )
-    assert "make it (8, 128)" in message and "operand: x_ref (input 0), block (8, 100)" in message
+    assert "operand: x_ref (input 0), block (8, 100): make it (8, 128)" in message
+    assert "nor is: o_ref (output 0), block (8, 100): make it (8, 128)" in message, (
+        "all of them, not one after the other"
+    )
 
 
 def test_its_parts_may_still_be_used():
@@ -78,6 +81,17 @@ def test_scratch_carried_from_program_to_program():
     message = refused(ValueError, call, sds((64,)))
     assert message.startswith("acc_ref (scratch 0) is read before the program has stored anything in it.")
     assert "programs of a Triton grid run in any order" in message
+
+
+def test_parts_of_registers_without_order():
+    def kernel(x_ref, o_ref, t_ref):
+        t_ref[...] = x_ref[...]
+        t_ref[::2] = x_ref[0:8]
+        o_ref[...] = t_ref[...]
+
+    call = pl.pallas_call(kernel, sds((16,)), scratch_shapes=[pltpu.VMEM((16,), jnp.float32)])
+    message = refused(NotImplementedError, call, sds((16,)))
+    assert message.startswith("t_ref (scratch 0) lives in registers, where parts without gaps are read and written")
 
 
 def test_an_output_accumulated_over_a_grid_axis():

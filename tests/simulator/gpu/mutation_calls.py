@@ -33,7 +33,7 @@ class Outcome:
 
     Attributes:
       kinds: of its findings, in order. message: of the first. results: arrays. error: whether it raised something.
-      found: its findings as (kind, lines, operand).
+      found: its findings as (kind, lines, operand); of a semaphore that is left above zero also the value.
     """
 
     kinds: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Call:
             Machine.found = raises
         findings = [f for r in runs for f in r.findings]
         kinds = [f.kind for f in findings]
-        found = [(f.kind, f.where, f.operand) for f in findings]
+        found = [(f.kind, f.where, f.message if f.kind == "semaphore-leftover" else f.operand) for f in findings]
         if error_kind not in (None, "KernelFinding"):
             kinds.append(error_kind)
             found.append((error_kind, message.split("\n")[0], None))

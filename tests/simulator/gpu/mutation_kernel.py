@@ -45,6 +45,8 @@ class Kernel:
       log: (cluster, thread, path and index) of all of them, and of asynchronous operations, as they were executed.
       executed: of each synchronisation that is, by path and index: whether anything was ever in flight that it waits
         for.
+      left: of each wait for stores, by path and index: what it would leave in flight if it left one group more, as
+        (equation, whether it was known to have left SMEM).
     """
 
     def __init__(self, call: Call) -> None:
@@ -52,7 +54,7 @@ class Kernel:
         self.roots: dict[Any, frozenset[Any]] = {}
         self._find_roots(call.jaxpr, {v: frozenset({v}) for v in call.jaxpr.invars})
         self.executed = _executed(call)
-        self.log = list(_log)
+        self.log, self.left = list(_log), dict(_left)
         self.mutants = mutations.mutants(call.jaxpr)
         self._alone: dict[Any, frozenset[Any]] = {}
         everything = [e for _, j in walk(call.jaxpr) for e in j.eqns]
@@ -133,6 +135,9 @@ class Kernel:
                 waits.setdefault(self.of(m.eqn.invars[0]), []).append(m)
         groups = list(waits.values())
         pairs = [[*a, *b] for a, b in itertools.combinations(groups, 2)][:MOST]
+        stores = [m for m in self.mutants if m.how == "removed" and m.what == "wait_smem_to_gmem"]
+        stores = [m for m in stores if self.executed.get((m.path, m.index))]
+        pairs += [[a, b] for a, b in itertools.combinations(stores, 2)][:MOST]
         fences = [m for m in self.mutants if m.how == "removed" and m.what == "commit_smem"]
         return [g for g in [*groups, fences, *pairs, [m for g in groups for m in g]] if len(g) > 1]
 
@@ -187,6 +192,7 @@ def deafened(mutant: Mutant) -> Mutant:
 
 _ticks: dict[Any, bool] = {}
 _log: list[Any] = []
+_left: dict[Any, set[Any]] = {}
 
 
 @RULES.rule(tick_p)
@@ -198,9 +204,11 @@ def _tick(compiler: Any, eqn: Any) -> Callable[..., list[Any]]:
         if key is not None:
             thread = agent.place
             busy = {"wgmma_wait": thread.wgmmas, "wait_load_tmem": thread.loads, "commit_tmem": thread.stores}
-            flying = bool(busy.get(name, True))
+            flying = len(busy.get(name, "something")) > of.params.get("n", 0)
             if name == "wait_smem_to_gmem":
                 old = thread.groups[: max(len(thread.groups) - of.params["n"], 0)]
+                sites = thread.machine.engine.sites
+                _left.setdefault(key, set()).update((sites[r.site], r.waited) for group in old[-1:] for r, _ in group)
                 flying = any(not reads.waited for group in old for reads, _ in group)
                 flying = flying or (any(old) and not of.params["wait_read_only"])
             _log.append((id(thread.block.cluster), id(thread), key))
@@ -228,8 +236,8 @@ def _executed(call: Call) -> dict[Any, bool]:
             eqns.append(eqn.replace(params=params))
         return jaxpr.replace(eqns=eqns)
 
-    _ticks.clear()
-    _log.clear()
+    for record in (_ticks, _log, _left):
+        record.clear()
     call.run(counted(call.jaxpr, ()))
     return dict(_ticks)
 

@@ -62,13 +62,13 @@ def shipped() -> Iterator[Program]:
     from dropin.gpu_ops import mended, ops
 
     ops("attention").cuda_versions = types.SimpleNamespace(cuda_runtime_get_version=lambda: 12091)
-    options = {"num_sms": 4}
+    options, few = {"num_sms": 4}, [{"num_sms": 1}, {"num_sms": 2}]  # few: each cluster has several tiles to do
     for name, run in [*test_ops_gpu.EACH.items(), *test_ops_gpu_devices.EACH.items()]:
         yield Program(f"jax_{name}", "jax", run, None, options)
     b = test_ops_gpu_blackwell
     for collective in (False, True):
         name = "jax_blackwell_collective" if collective else "jax_blackwell"
-        yield Program(name, "jax", lambda c=collective: b.blackwell(b.in_order(c), c)[2](), None, options)
+        yield Program(name, "jax", lambda c=collective: b.blackwell(b.in_order(c), c)[2](), None, few[0])
     barrier = b.LEADERS_ONLY, 'store_done_barrier=plgpu.ClusterBarrier(collective_axes=("x",), '
     ragged = [barrier, (b.WAIT, "False"), b.thread_waits(" " * 4)]
     yield Program(
@@ -76,7 +76,7 @@ def shipped() -> Iterator[Program]:
         "jax",
         lambda: b.blackwell_ragged(mended("blackwell_ragged_dot", *ragged))[0](),
         None,
-        options,
+        few[1],
     )
 
 

@@ -25,12 +25,16 @@ _STARTS = {  # what starts what a wait waits for
 _READS = frozenset({"get", "swap", "addupdate", "copy_gmem_to_smem"})
 REASONS = {
     "never executed": "The line is not reached in this run.",
+    "waits there, too": "The wait comes later, after a condition: one branch begins with the same wait, the other one "
+    "does nothing.",
     "waits in a row": "Two waits of a thread change places: both must be over before it goes on, in either order.",
     "nothing to do with it": "The wait comes later, after an access by hand of memory that it is not about: of TMEM is "
     "nothing read or written by hand, and stores from SMEM neither read nor write that buffer.",
     "signals in a row": "Two signals of a thread change places: they say the same.",
     "waits earlier": "The wait comes earlier, before something that does not start what is waited for: everything that "
     "was ordered is ordered still. If threads now waited for each other, that would be a deadlock, which is reported.",
+    "waits for more": "The wait takes nothing off, and is for more than before: if that much never came, that would be "
+    "a deadlock, which is reported.",
     "signals later": "The signal comes later: whoever waits for it learns more.",
     "fence covers more": "The fence comes later, and nothing asynchronous and no signal is in between.",
     "fence covers the same": "The fence comes earlier, and there is no access by hand in between.",
@@ -40,15 +44,16 @@ REASONS = {
     "it was moved past.",
     "finer groups": "Stores are committed one by one instead of together: a wait that leaves n groups leaves less.",
     "group closed later": "The stores are committed later, but before any wait for them.",
-    "end of the kernel": "The wait is only for the data to leave SMEM; that it is in GMEM the end of the kernel makes "
-    "sure, and nobody in the kernel reads it after that.",
+    "end of the kernel": "What it leaves in flight has left SMEM; that it is in GMEM the end of the kernel makes sure, "
+    "and nobody in the kernel reads it after that.",
     "each for itself": "Every block copies all of the data to itself, and its own barrier tells it.",
     "nothing in flight": "Nothing that it waits for is ever in flight when it is executed.",
     "only copies arrive": "Only copies by TMA arrive on this barrier, and they bring nothing of TMEM to be ordered.",
     "same slots": "A row of waits goes once through all slots, beginning with another one: the same waits.",
     "not needed": "What the wait teaches, or the signal tells, is not needed in this kernel: if it only counts, and "
     "orders nothing at all, nothing is found either (the last tile, after which the buffer is not used again).",
-    "backed up by several": "As before, with all waits for a barrier, or for two barriers, or all fences together.",
+    "backed up by several": "As before, with all waits for a barrier, or for two barriers, or two waits for stores, or "
+    "all fences together.",
     "backed up": "Another synchronisation makes the same order: without both the simulator reports what it does not "
     "report without the other one alone.",
 }
@@ -69,6 +74,22 @@ def _parts(eqn: Any) -> Iterator[Any]:
 
 def _never(k: Kernel, m: Mutant) -> bool:
     return m.index >= 0 and not m.eqn.outvars and (m.path, m.index) not in k.executed
+
+
+def _waits_there_too(k: Kernel, m: Mutant) -> bool:
+    if m.how != "moved later" or m.what not in WAITS or str(m.past.primitive) != "cond":
+        return False
+    begin = [next((e for e in b.eqns if mutations.is_effectful(e)), None) for b in m.past.params["branches"]]
+    begin = [e for e in begin if e is not None]
+    same = [e for e in begin if str(e.primitive) == m.what and not e.invars and not m.eqn.invars]
+    ours = m.eqn.params
+    stronger = [
+        e
+        for e in same
+        if e.params.get("n", 0) <= ours.get("n", 0)
+        and e.params.get("wait_read_only", False) <= ours.get("wait_read_only", False)
+    ]
+    return bool(begin) and len(stronger) == len(begin)
 
 
 def _waits_in_a_row(k: Kernel, m: Mutant) -> bool:
@@ -102,6 +123,10 @@ def _waits_earlier(k: Kernel, m: Mutant) -> bool:
         if len(path) > len(m.path) and (*path[: len(m.path)], path[len(m.path)][0]) == inside:
             started.add(str(dict(walk(k.call.jaxpr))[path].eqns[i].primitive))
     return not started & _STARTS.get(m.what, set())
+
+
+def _waits_for_more(k: Kernel, m: Mutant) -> bool:
+    return m.what == "semaphore_wait" and m.detail == "+1" and not mutations.given_of(m.eqn).decrement
 
 
 def _signals_later(k: Kernel, m: Mutant) -> bool:
@@ -198,9 +223,16 @@ def _closed_later(k: Kernel, m: Mutant) -> bool:
 
 
 def _end_of_kernel(k: Kernel, m: Mutant) -> bool:
-    if m.detail != "wait_read_only":
+    if m.what != "wait_smem_to_gmem" or (m.how, m.eqn.params["wait_read_only"]) == ("wrong count", True):
         return False
-    stores = _since_the_last_wait(k, m)
+    if m.how == "wrong count":
+        stores = [e for e, has_left_smem in k.left.get((m.path, m.index), ()) if has_left_smem]
+        if len(stores) < len(k.left.get((m.path, m.index), ())):
+            return False
+    elif m.how == "weaker":
+        stores = _since_the_last_wait(k, m)
+    else:
+        return False
     goals = [mutations.given_of(e).dst for e in stores]
     if any(isinstance(t, (PeerMemRef, MulticastRef)) for goal in goals for t in goal.transforms):
         return False  # to another device
@@ -293,10 +325,12 @@ def _not_needed(k: Kernel, m: Mutant) -> bool:
 
 _RULES: dict[str, Callable[[Kernel, Mutant], bool]] = {  # the cheap ones first
     "never executed": _never,
+    "waits there, too": _waits_there_too,
     "waits in a row": _waits_in_a_row,
     "nothing to do with it": _nothing_to_do_with_it,
     "signals in a row": _signals_in_a_row,
     "waits earlier": _waits_earlier,
+    "waits for more": _waits_for_more,
     "signals later": _signals_later,
     "fence covers more": _fence_covers_more,
     "fence covers the same": _fence_covers_the_same,
@@ -316,11 +350,10 @@ _RULES: dict[str, Callable[[Kernel, Mutant], bool]] = {  # the cheap ones first
 }
 
 
-_FIVE = "One signal adds 5: who waits for 3, 4 or 5 of them waits for that signal."
+_FIVE = "One signal adds 5: who waits for 3 or 4 of them waits for that signal."
 _TURN = "In between is the arrival that gives the other thread its turn; that thread never touches this one's q."
 _ASKS = "The thread that asks knows of the read by the request before, and has a fence of its own between the two."
 BY_HAND = {  # of (program, operation, mutation, detail)
-    ("waits_that_do_not_decrement", "semaphore_wait", "wrong count", "+1"): _FIVE,
     ("waits_that_do_not_decrement", "semaphore_wait", "wrong count", "-1"): _FIVE,
     (
         "programs_start_in_row_major_order",

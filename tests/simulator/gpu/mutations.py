@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from palladion.language.gpu.partition import CopyPartition
 from palladion.language.gpu.refs import BarrierDType
 from palladion.simulator.code import location, placeholders
+from palladion.simulator.gpu.views import End
 
 SYNCHRONISATION = frozenset({
     "barrier_arrive", "barrier_wait", "commit_smem", "wait_smem_to_gmem", "wait_gmem_to_smem", "commit_group",
@@ -188,6 +190,15 @@ def _with_params(**params: Any) -> Edit:
     return edit
 
 
+def _each_alone(eqns: list[Any], i: int) -> list[Any]:
+    """A collective copy becomes each block's own; where a block got a part, `copy_gmem_to_smem` itself refuses that."""
+    given = given_of(eqns[i])
+    source, goal = End(eqns[i], given.src), End(eqns[i], given.dst)
+    if isinstance(eqns[i].params["leader_tracked"], CopyPartition.PARTITIONED) and source.shape != goal.shape:
+        raise ValueError(f"source and destination of the same shape: {source.shape}, {goal.shape}")
+    return _with_params(collective_axes=(), leader_tracked=None)(eqns, i)
+
+
 def _with_operand(k: int, function: Callable[[Any], Any]) -> Edit:
     def edit(eqns: list[Any], i: int) -> list[Any]:
         made, new = _computed(function, eqns[i].invars[k])
@@ -273,7 +284,7 @@ def _counts(eqn: Any, name: str) -> Iterator[tuple[str, str, Edit]]:
             _with_params(commit_group=not params["commit_group"]),
         )
     if name == "copy_gmem_to_smem" and params["collective_axes"]:
-        yield "weaker", "not collective", _with_params(collective_axes=(), leader_tracked=None)
+        yield "weaker", "not collective", _each_alone
     if name in ("semaphore_signal", "semaphore_signal_multicast", "semaphore_wait"):
         k = given_of(eqn).value.k
         yield "wrong count", "+1", _with_operand(k, lambda v: v + 1)

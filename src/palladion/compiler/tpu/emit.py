@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,6 +94,8 @@ class Emitter:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self._places: dict[Any, ir.Location] = {}
+        self._under_way: list[Any] = []  # the equation that is emitted, after those that it is part of
+        self._used: set[Any] = set()  # variables of the jaxprs under way that something uses
 
     def run(self, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
         """The results of `jaxpr` on values and Refs.
@@ -105,36 +106,45 @@ class Emitter:
         env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
         for var, const in zip(jaxpr.constvars, jaxpr.consts):
             env[var] = const
+        self._used.update(uses_of(jaxpr))
         for eqn in jaxpr.eqns:
             rule = RULES.get(eqn.primitive)
+            self._under_way.append(eqn)
             if rule is None:
-                raise RULES.unsupported(eqn)
+                raise self.refuse(eqn, str(eqn.primitive))
             if _without_elements(eqn):
-                env.update(zip(eqn.outvars, [Empty(tuple(v.aval.shape)) for v in eqn.outvars]))
-                continue
-            try:
-                with self.place(eqn):
-                    inputs = [self.read(a, env) for a in eqn.invars]
-                    outputs = rule(self, eqn, *inputs)
-            except Refusal as refusal:
-                raise LoweringException(
-                    explain(
-                        f"`{eqn.primitive}` cannot be compiled for TPU: {refusal.headline}",
-                        where=locations.location_of(eqn),
-                        hint=refusal.hint,
-                    )
-                ) from None
-            except (ir.MLIRError, ValueError) as error:
-                if getattr(error, "_placed", False) or isinstance(error, jax.errors.JAXTypeError):
-                    raise
-                raise _refused(eqn, error) from error
+                outputs = [Empty(tuple(v.aval.shape)) for v in eqn.outvars]
+                outputs = outputs if eqn.primitive.multiple_results else outputs[0]
+            else:
+                outputs = self._emit(rule, eqn, env)
             env.update(zip(eqn.outvars, outputs if eqn.primitive.multiple_results else [outputs]))
+            self._under_way.pop()
         return [self.read(a, env) for a in jaxpr.outvars]
+
+    def _emit(self, rule: Callable[..., Any], eqn: Any, env: Mapping[Any, Any]) -> Any:
+        try:
+            with self.place(eqn):
+                return rule(self, eqn, *[self.read(a, env) for a in eqn.invars])
+        except Refusal as refusal:
+            headline = f"`{eqn.primitive}` cannot be compiled for TPU: {refusal.headline}"
+            raise LoweringException(explain(headline, where=self.where(), hint=refusal.hint)) from None
+        except (ir.MLIRError, ValueError) as error:
+            if "\n  at: " in str(error):  # told already, by an equation inside this one
+                raise
+            raise _refused(eqn, error, self.where()) from error
+
+    def where(self) -> str | None:
+        """The user's line of the equation under way; JAX's own functions have none, so it is their caller's."""
+        return next((line for e in reversed(self._under_way) if (line := locations.location_of(e))), None)
 
     def read(self, atom: Any, env: Mapping[Any, Any]) -> Any:
         """The value of an operand of an equation."""
         x = atom.val if isinstance(atom, jaxlink.Literal) else env[atom]
         return x if isinstance(x, (ir.Value, Ref, Empty)) else literal(x, atom.aval)
+
+    def is_used(self, var: Any) -> bool:
+        """Whether an equation or a result of the jaxpr under way needs a variable."""
+        return var in self._used
 
     def place(self, eqn: Any) -> ir.Location:
         """The user's file and line of an equation."""
@@ -142,11 +152,10 @@ class Emitter:
         found = self._places.get(trace)
         if found is None:
             frame = jaxlink.source_info_util.user_frame(trace)
-            if frame is None:
-                found = ir.Location.unknown()
-            else:
-                at = ir.Location.file(frame.file_name, frame.start_line, frame.start_column)
-                found = ir.Location.name(frame.function_name, at)
+            if frame is None:  # inside a function of JAX's own
+                return ir.Location.current or ir.Location.unknown()
+            at = ir.Location.file(frame.file_name, frame.start_line, frame.start_column)
+            found = ir.Location.name(frame.function_name, at)
             self._places[trace] = found
         return found
 
@@ -163,7 +172,14 @@ class Emitter:
     def refuse(self, eqn: Any, what: str) -> UnsupportedPrimitive:
         """The exception for a form of a primitive that Mosaic has not."""
         others = RULES.others(eqn.primitive)
-        return UnsupportedPrimitive(what, RULES.target, locations.location_of(eqn), others)
+        return UnsupportedPrimitive(what, RULES.target, self.where(), others)
+
+
+def uses_of(jaxpr: Any) -> set[Any]:
+    """The variables of a jaxpr that its equations or results need (of equations that are never dropped, too)."""
+    used = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jaxlink.Literal)}
+    used.update(v for v in jaxpr.outvars if not isinstance(v, jaxlink.Literal))
+    return used
 
 
 @functools.lru_cache(1024)
@@ -210,18 +226,11 @@ def _spelled(array: np.ndarray, element: ir.Type) -> ir.Value:
     return result
 
 
-def _refused(eqn: Any, error: Exception) -> LoweringException:
-    text = inspect.cleandoc(str(error)).strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def _refused(eqn: Any, error: Exception, where: str | None) -> LoweringException:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if "error:" in line), lines[0] if lines else type(error).__name__)
-    failure = LoweringException(
-        explain(
-            f"`{eqn.primitive}` cannot be compiled for TPU: Mosaic refuses the operation.",
-            where=locations.location_of(eqn),
-            Mosaic=said,
-        )
-    )
-    return failure
+    headline = f"`{eqn.primitive}` cannot be compiled for TPU: Mosaic refuses the operation."
+    return LoweringException(explain(headline, where=where, Mosaic=said))
 
 
 def inline(param: str) -> Callable:

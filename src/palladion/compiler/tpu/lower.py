@@ -47,6 +47,8 @@ def lower(ctx: Any, *args: Any, **params: Any) -> Sequence[Any]:
     if mapping.num_programs == 0 or all(0 in a.shape for a in params["out_avals"]):
         return jaxlink.lower_as(functools.partial(_nothing, params), ctx, *args)
     module = build_module(params, _devices(ctx))
+    if params["debug"]:
+        print(f"Mosaic module of {params['name']}:\n{module}")
     used = [i for i, m in enumerate(_operands(mapping)) if m is None or has_elements(m)]
     made = [o for o, m in enumerate(mapping.outputs) if has_elements(m)]
     given = [ctx.avals_in[i] for i in used]

@@ -21,7 +21,7 @@ from jaxlib.mlir.dialects import func
 from jaxlib.mosaic.python import tpu
 
 from palladion import jaxlink
-from palladion.compiler.tpu import blocks, windows
+from palladion.compiler.tpu import aliases, blocks, rules_refs, windows
 from palladion.compiler.tpu.context import attr, entered, function, kept
 from palladion.compiler.tpu.emit import Emitter, Kernel, Ref
 from palladion.compiler.tpu.kinds import Refusal, i32, ref_type
@@ -30,6 +30,7 @@ from palladion.errors import count_of, explain
 from palladion.language import kernel as kernels
 from palladion.language.grid import BlockMapping, GridMapping
 from palladion.language.tpu import allocation
+from palladion.language.tpu.mesh import TensorCoreMesh
 from palladion.language.tpu.params import LoweringException
 
 _DYNAMIC = -(2**63)  # a bound that is an operand of the call
@@ -53,6 +54,9 @@ def build_module(params: Mapping[str, Any], devices: Mapping[Any, int] | None = 
 def _build(params: Mapping[str, Any], mapping: GridMapping, devices: Any) -> ir.Module:
     for block in mapping.block_mappings:
         blocks.check_block(block)
+    if params["mesh"] is not None and not isinstance(params["mesh"], TensorCoreMesh):
+        headline = f"The kernel {params['name']} runs on {type(params['mesh']).__name__}, which a TPU has not."
+        raise LoweringException(explain(headline, hint="pltpu.TensorCoreMesh(axis_name='core')"))
     with entered(), ir.Location.name(params["name"]):
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = ir.StringAttr.get(params["name"])
@@ -116,6 +120,7 @@ class _Call:
             kernel = self._kernel(ids)
             for eqn, buffer in zip(self.for_call, buffers[len(self.scratch) :]):
                 kernel.globals[id(eqn)] = Ref(buffer, eqn.outvars[0].aval, eqn.outvars[0].aval.label)
+            aliases.fill_read_outputs(self.params, ids, refs, _copy)
             Emitter(kernel).run(self.jaxpr, refs)
             check_waits(kernel, self.params["name"])
             func.ReturnOp([])
@@ -175,6 +180,10 @@ class _Call:
         for axis, kind in zip(axes, given):
             result[axis] = getattr(kind, "value", kind)
         return result
+
+
+def _copy(source: Ref, target: Ref) -> None:
+    rules_refs.store(target, (), rules_refs.load(source, ()))
 
 
 def has_elements(mapping: BlockMapping) -> bool:

@@ -32,6 +32,10 @@ class VmemOverflow(TpuRefusal):
     """The kernel needs more VMEM than it may use."""
 
 
+class HbmOverflow(TpuRefusal):
+    """The arrays of the call do not fit into the chip's HBM."""
+
+
 class UnprovenAlignment(TpuRefusal):
     """A run-time index into the last two dimensions, or of a block, that the compiler cannot prove to be on a tile."""
 
@@ -142,6 +146,13 @@ def _overflow(match: re.Match, text: str, where: str | None, of: Compiled) -> Tp
     return overflow(_size(match[1]), of, where=where, libtpu_says=said(text))
 
 
+def _arrays(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    need, has = (f"{_size(n) / 2**30:,.1f} GiB" for n in match.groups())
+    headline = f"The arrays of the call take {need} of HBM; {of.target} has {has}."
+    hint = "smaller arrays, or a part on each device (jax.shard_map); input_output_aliases for what is updated in place"
+    return HbmOverflow(explain(headline, where=where, hint=hint, libtpu_says=said(text)), where)
+
+
 def _alignment(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
     dimension, multiple = match[1], match[2]
     headline = f"The compiler cannot prove that a run-time index in dimension {dimension} is a multiple of {multiple}."
@@ -180,6 +191,7 @@ _TABLE: tuple[tuple[str, Callable[[re.Match, str, str | None, Compiled], TpuRefu
     (r"Scoped allocation with size ([\d.]+[KMG]?) and limit", _overflow),
     (r"Used ([\d.]+[KMG]?) of [\d.]+[KMG]? vmem", _overflow),
     (r"Allocation \(size=(\d+)\) would exceed memory \(size=\d+\).*?space=vmem", _overflow),
+    (r"memory on HBM.*?\(([\d.]+[KMG]?)\) exceeds available HBM \(([\d.]+[KMG]?)\)", _arrays),
     (r"index in dimension (\d+) is a multiple of (\d+)", _alignment),
     (r"index at dimension (\d+) is divisible by the tile dimension (\d+)", _alignment),
     (r"tiling \((\d+)\) divides index returned by transform_indices on dimension (\d+)", _window),

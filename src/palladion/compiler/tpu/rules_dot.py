@@ -19,10 +19,15 @@ from jaxlib.mosaic.python import tpu
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import full, reshape, shape_of
 from palladion.compiler.tpu.emit import RULES, Emitter
-from palladion.compiler.tpu.kinds import element_bits, is_bool, is_float, typed
+from palladion.compiler.tpu.kinds import element_bits, is_float, is_unsigned, typed
 from palladion.compiler.tpu.rules_casts import convert
 
-_PASSES = {lax.Precision.HIGHEST: "fp32", lax.Precision.HIGH: "bf16x3"}
+_PASSES = {
+    lax.Precision.HIGHEST: "fp32",
+    lax.DotAlgorithmPreset.F32_F32_F32: "fp32",
+    lax.Precision.HIGH: "bf16x3",
+    lax.DotAlgorithmPreset.BF16_BF16_F32_X3: "bf16x3",
+}
 
 
 @RULES.rule(lax.dot_general_p)
@@ -44,8 +49,8 @@ def _dot_general(ev: Emitter, eqn, left, right):
 
 
 def _operand(ev: Emitter, eqn: Any, x: ir.Value, dtype: Any) -> tuple[ir.Value, Any]:
-    """An operand at a dtype that the MXU takes."""
-    if is_bool(dtype) or (not is_float(dtype) and element_bits(dtype) > 8):
+    """An operand at a dtype that the MXU takes: floats and signed integers of 8 bits at most."""
+    if is_unsigned(dtype) or (not is_float(dtype) and element_bits(dtype) > 8):
         raise ev.refuse(eqn, f"dot_general of {dtype}")
     return x, dtype
 
@@ -55,7 +60,7 @@ def _passes(eqn: Any, *dtypes: Any) -> str | None:
     both = precision if isinstance(precision, tuple) else (precision, precision)
     if all(d != jnp.float32 for d in dtypes):
         return None
-    return next((_PASSES[p] for p in (lax.Precision.HIGHEST, lax.Precision.HIGH) if p in both), None)
+    return next((passes for wanted, passes in _PASSES.items() if wanted in both), None)
 
 
 def _matrix(x: ir.Value, contract: Sequence[int], batch: Sequence[int]) -> tuple[ir.Value, list[int], int]:

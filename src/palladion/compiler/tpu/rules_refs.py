@@ -186,7 +186,9 @@ def _load_rows(ref: Ref, transforms: Sequence[Any]) -> ir.Value:
             value = strided(value, d, index_or_slice.start, index_or_slice.size, index_or_slice.stride)
     shape = list(build.shape_of(value))
     places = indexer.indices[axis]
-    places = places if isinstance(places, ir.Value) else literal(np.asarray(places), jax.typeof(np.asarray(places)))
+    places: Any = (
+        places if isinstance(places, ir.Value) else literal(np.asarray(places), jax.typeof(np.asarray(places)))
+    )
     shape[axis] = build.shape_of(places)[0]
     places = build.broadcast(places, shape, [axis])
     last = build.full(places.type, build.shape_of(value)[axis] - 1)
@@ -300,7 +302,7 @@ def _get(ev: Emitter, eqn, ref, *flat):
 @RULES.rule(jaxlink.swap_p)
 def _swap(ev: Emitter, eqn, ref, new, *flat):
     transforms = jax.tree.unflatten(eqn.params["tree"], flat)
-    old = None if isinstance(eqn.outvars[0], jaxlink.DropVar) else load(ref, transforms)
+    old = load(ref, transforms) if ev.is_used(eqn.outvars[0]) else None
     store(ref, transforms, new)
     return old
 

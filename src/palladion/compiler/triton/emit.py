@@ -9,6 +9,7 @@ Source: the `tt` dialect's definition in Triton, through the bindings that jaxli
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 from jaxlib.triton import dialect as tt
+
+# For each value of a dialect's type MLIR's bindings import a module of the dialect's name, and do not remember that
+# there is none: half the time of lowering a kernel. Triton's bindings lie elsewhere.
+sys.modules.setdefault("jaxlib.mlir.dialects.tt", tt)
 
 Value = Any  # an ir.Value; jaxlib's bindings carry no types that pyright reads
 

@@ -15,6 +15,7 @@ Source: tutorial 6.2; findings of the spike on Triton (shapes as constants, `tt.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import math
 import re
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.triton import dialect as tt
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.compiler.triton import (
     control,
     elementwise,
@@ -39,7 +40,7 @@ from palladion.compiler.triton import (
     shapes,
 )
 from palladion.compiler.triton.intervals import of_results
-from palladion.compiler.triton.lowering import RULES, Cell, Lowering
+from palladion.compiler.triton.lowering import RULES, Cell, Lowering, fits, rounded_up
 from palladion.compiler.triton.refs import Dim, Ref
 from palladion.errors import explain
 from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
@@ -76,20 +77,35 @@ class Kernel:
 
     Attributes:
       name: of the function.
-      text: the module, with the user's lines; `plain`: without them; bytecode: the same as MLIR's bytecode.
+      module: in MLIR.
       grid: programs along x, y and z; None along an axis that only the call knows.
       arguments: in order.
       num_warps, num_stages: for the compiler.
     """
 
     name: str
-    text: str
-    plain: str
-    bytecode: bytes
+    module: ir.Module
     grid: tuple[int | None, int | None, int | None]
     arguments: tuple[Argument, ...]
     num_warps: int
     num_stages: int
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The module as text, with the user's lines."""
+        return str(self.module.operation.get_asm(enable_debug_info=True))
+
+    @functools.cached_property
+    def plain(self) -> str:
+        """The module as text, for people."""
+        return str(self.module)
+
+    @functools.cached_property
+    def bytecode(self) -> bytes:
+        """The module as MLIR's bytecode."""
+        buffer = io.BytesIO()
+        self.module.operation.write_bytecode(buffer)
+        return buffer.getvalue()
 
 
 def lower_call(params: dict[str, Any], sm: int) -> Kernel:
@@ -106,6 +122,7 @@ def lower_call(params: dict[str, Any], sm: int) -> Kernel:
             )
         )
     races.refuse(params)
+    check_blocks(params)
     options = params["compiler_params"]
     ours = type(options).__module__ == "palladion.language.triton.params"
     warps = (options.num_warps if ours else None) or DEFAULT_WARPS
@@ -119,10 +136,34 @@ def lower_call(params: dict[str, Any], sm: int) -> Kernel:
         arguments = _arguments(params["grid_mapping"])
         grid = _emit(module, name, params, arguments, sm)
         module.operation.verify()
-        plain, text = str(module), str(module.operation.get_asm(enable_debug_info=True))
-        buffer = io.BytesIO()
-        module.operation.write_bytecode(buffer)
-    return Kernel(name, text, plain, buffer.getvalue(), grid, arguments, warps, stages)
+    return Kernel(name, module, grid, arguments, warps, stages)
+
+
+def check_blocks(params: dict[str, Any]) -> None:
+    """Refuse operands that are read or stored as a whole and whose blocks Triton does not hold.
+
+    Raises: ValueError: naming each such operand, its block and the next larger one.
+    """
+    gm, jaxpr = params["grid_mapping"], params["jaxpr"]
+    mappings = dict(zip(jaxpr.invars, [*gm.prefetch_mappings, *gm.block_mappings]))
+    found: dict[Any, Any] = {}
+    for access in races.accesses(jaxpr, {v: v for v in mappings}):
+        if access.whole and not fits(mappings[access.ref].ref_shape):
+            found.setdefault(access.ref, access)
+    if not found:
+        return
+    blocks = [(mappings[v].origin, mappings[v].ref_shape) for v in found]
+    (label, shape), *others = blocks
+    raise ValueError(
+        explain(
+            f"In Triton every size of a block is a power of two; {label}, a block of shape {shape}, is not.",
+            where=locations.location_of(next(iter(found.values())).eqn),
+            operand=f"{label}, block {shape}: make it {rounded_up(shape)}",
+            nor_is="; ".join(f"{name}, block {s}: make it {rounded_up(s)}" for name, s in others) or None,
+            hint="a block may hang over the array's edge; in the kernel pltriton.load/store(ref.at[pl.ds(0, n)], "
+            "mask=…) leave lanes out",
+        )
+    )
 
 
 def _defined_at(jaxpr: Any, name: str) -> ir.Location:

@@ -5,6 +5,7 @@ array's edge (lanes outside read 0 and store nothing). Shapes and strides are co
 lanes is added to the base pointer as a scalar, so that Triton can prove contiguity and alignment and use wide loads.
 
 Views are resolved backwards: an index of the last view becomes an index of the one before it, down to the array.
+Indices known at run time are taken as they are: one that leaves its block is as undefined as in Triton itself.
 """
 
 from __future__ import annotations
@@ -203,13 +204,14 @@ class View:
     Attributes:
       shape, dtype: of the view.
       coords: for each dimension of the Ref the index of each lane.
-      covers: whether it is the whole Ref as it lies.
+      covers: whether it is the whole Ref as it lies; box: whether it is a part without gaps, in order.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     coords: list[Coord]
     covers: bool
+    box: bool
 
 
 def resolve(eqn: Any, ref: Any, transforms: Sequence[Any]) -> View:
@@ -245,7 +247,14 @@ def resolve(eqn: Any, ref: Any, transforms: Sequence[Any]) -> View:
                 coords = _transposed(coords, t.permutation)
             elif isinstance(t, jaxlink.ReshapeTransform):
                 coords = _reshaped(coords, old, tuple(t.shape))
-    return View(shape, dtype, whole(shape) if coords is None else coords, not transforms)
+    box = all(isinstance(t, jaxlink.NDIndexer) and _is_box(t) for t in transforms)
+    return View(shape, dtype, whole(shape) if coords is None else coords, not transforms, box)
+
+
+def _is_box(indexer: Any) -> bool:
+    return not indexer.int_indexer_shape and all(
+        not isinstance(i, jaxlink.Slice) or int(i.stride) == 1 for i in indexer.indices
+    )
 
 
 def _through(eqn: Any, ref: Any, indexer: Any, coords: Sequence[Coord]) -> list[Coord]:
@@ -271,8 +280,7 @@ def _check_block(eqn: Any, ref: Any, shape: Sequence[int], part: bool) -> None:
         ValueError,
         f"In Triton every size of a block is a power of two; {what}, a block of shape {tuple(ref.shape)}, is not.",
         eqn,
-        f"make it {rounded_up(shape)}: a block may hang over the array's edge, and in the kernel "
-        "pltriton.load/store(ref.at[pl.ds(0, n)], mask=…) leave lanes out",
+        f"take {rounded_up(shape)}: pltriton.load/store(ref.at[pl.ds(0, n)], mask=…) leave lanes out",
         operand=f"{ref.label}, block {tuple(ref.shape)}",
     )
 

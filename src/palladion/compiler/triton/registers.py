@@ -58,6 +58,8 @@ def write_cell(eqn: Any, cell: Cell, view: View, new: Any) -> None:
     if view.covers:
         cell.value = emit.broadcast(new, cell.block)
         return
+    if not view.box:
+        raise _not_a_box(eqn, cell)
     old = emit.const(0, cell.dtype, cell.block) if cell.value is None else cell.value
     parts = _axes(eqn, cell, view)
     sizes = [n if at is None else emit.shape_of(at)[0] for n, at in zip(cell.block, parts)]
@@ -94,8 +96,7 @@ def _axes(eqn: Any, cell: Cell, view: View) -> list[Any]:
     places = [_place(c) for c in view.coords]
     in_order = [-1 if (place := places[d]) is None else place for d in kept]
     if -1 in in_order or in_order != sorted(set(in_order)):
-        headline = f"{cell.label} lives in registers, where it is read and written in boxes, not in any other order."
-        raise refusal(NotImplementedError, headline, eqn, "read the whole of it and move the value's elements")
+        raise _not_a_box(eqn, cell)
     result: list[Any] = []
     for c, n in zip(view.coords, cell.block):
         if n == 1:
@@ -108,6 +109,11 @@ def _axes(eqn: Any, cell: Cell, view: View) -> list[Any]:
             total = Coord(c.base, c.lanes).total()
             result.append(_vector(total))
     return result
+
+
+def _not_a_box(eqn: Any, cell: Cell) -> Exception:
+    headline = f"{cell.label} lives in registers, where parts without gaps are read and written, in order."
+    return refusal(NotImplementedError, headline, eqn, "read the whole of it, choose with jnp.where, and store all")
 
 
 def _place(c: Coord) -> int | None:

@@ -79,7 +79,7 @@ jaxlink.register_effect(BarrierEffect)
 debug_barrier_p = jaxlink.Primitive("debug_barrier")
 debug_barrier_p.multiple_results = True
 debug_barrier_p.def_effectful_abstract_eval(lambda: ([], {_barrier_effect}))
-debug_barrier_p.def_impl(lambda: [])
+debug_barrier_p.def_impl(list)
 
 
 def debug_barrier() -> None:

@@ -251,8 +251,10 @@ def engine_time(thread: Thread, size: int, name: str, eqn: Any) -> tuple[float, 
     if machine.timeline is None:
         return 0.0, 0.0
     now = thread.agent.time
-    begin = max(now, block.tma_free)
-    block.tma_free = end = begin + copy_seconds(size, machine.chip)
+    seconds = copy_seconds(size, machine.chip)
+    begin = block.tma.gap(now, seconds)
+    block.tma.take(begin, seconds)
+    end = begin + seconds
     machine.span(thread, "TMA", name, "copy", begin, end + TMA_LATENCY, location(eqn))
     return end - now, end + TMA_LATENCY - now
 

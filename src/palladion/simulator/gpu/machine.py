@@ -34,6 +34,7 @@ from palladion.simulator.engine import Agent, Counter, Engine, Operation
 from palladion.simulator.gpu.chip import CHIPS
 from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.memory import SharedMemory
+from palladion.simulator.gpu.units import Unit
 from palladion.simulator.memory import Region
 from palladion.simulator.timeline import Timeline
 
@@ -138,7 +139,7 @@ class Block:
       meetings: where its threads come together, by key. left: scopes that have ended, by key.
       ids: of the program, for kernels with a grid of programs.
       known: what its threads knew when they ended, a Clock, where another block may use its memory.
-      registers: what `set_max_registers` asked for, by thread. tensor_free: from when on its tensor core is idle.
+      registers: what `set_max_registers` asked for, by thread. tensor_core, tma: its units.
     """
 
     def __init__(self, machine: Machine, cluster: Cluster, rank: int, axes: Mapping[str, int]) -> None:
@@ -153,8 +154,7 @@ class Block:
         self.live = 0
         self.known: Any = None
         self.registers: dict[int, int] = {}
-        self.tma_free = 0.0
-        self.tensor_free = 0.0
+        self.tensor_core, self.tma = Unit(), Unit()
 
     @property
     def name(self) -> str:

@@ -177,7 +177,7 @@ def _commit(compiler: Compiler, eqn: Any) -> Callable:
         if not condition(operands):
             return []
         blocks = together(agent, axis, eqn, "tcgen05_commit_arrive")
-        wait = max([0.0, *(b.tensor_free - agent.time for b in blocks)])
+        wait = max([0.0, *(b.tensor_core.idle_from - agent.time for b in blocks)])
         queue_of(thread).start(
             agent, Who(f"the commit of {thread.name}", "tcgen05"), lambda _: None,
             _signals(agent, barrier, operands, blocks), site=site, home=TENSOR, duration=wait,

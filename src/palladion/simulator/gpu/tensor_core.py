@@ -122,9 +122,12 @@ def queue_of(thread: Thread) -> InOrder:
 
 def busy(agent: Agent, blocks: Sequence[Block], seconds: float) -> tuple[float, float]:
     """Take the tensor cores of these blocks' SMs: when an operation issued now begins, and when it ends."""
-    begins = max(agent.time, *(b.tensor_free for b in blocks))
-    for b in blocks:
-        b.tensor_free = begins + seconds
+    units = [b.tensor_core for b in blocks]
+    begins = agent.time
+    while any(later := [t for u in units if (t := u.gap(begins, seconds)) > begins]):
+        begins = max(later)
+    for unit in units:
+        unit.take(begins, seconds)
     return begins, begins + seconds
 
 
