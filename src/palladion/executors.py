@@ -20,6 +20,7 @@ REFERENCE = "palladion.reference.interpret"
 EAGER = "palladion.reference.eager"
 NATIVE_CPU = "palladion.compiler.cpu.compile"
 COMPILED_TPU = "palladion.compiler.tpu.lower"
+COMPILED_TRITON = "palladion.compiler.triton.lower"
 SIMULATED_TPU = "palladion.simulator.tpu.run"
 SIMULATED_GPU = "palladion.simulator.gpu.run"
 # By the name of `interpret`'s class: the classes live in dialects that need not be imported for this.
@@ -37,7 +38,7 @@ WAYS_OUT = (
     "  - interpret=pltpu.InterpretParams() the simulated TPU: copies, semaphores, several cores and devices\n"
     "  - interpret=plgpu.InterpretGPUParams() the simulated GPU: TMA, barriers, tensor cores, with their rules\n"
     "  - palladion.config.cpu = 'interpret' or 'native', or `palladion run --cpu interpret FILE`, for a program\n"
-    "  - run it on a machine with a TPU or GPU, once Palladion has a compiler for it"
+    "  - run it on a machine with a TPU; `palladion.compile(f, x, target='tpu:v5e')` compiles for one that is not here"
 )
 
 
@@ -87,7 +88,8 @@ def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> 
     """The executor module whose `lower` handles a call, or the error that the user gets.
 
     Raises:
-      ValueError: on the CPU without interpret (the tutorial's words). TargetNotBuilt: on TPU and GPU.
+      ValueError: on the CPU without interpret (the tutorial's words). TargetNotBuilt: on GPUs, without pltriton's
+        parameters.
     """
     if interpret is True:
         return importlib.import_module(REFERENCE)
@@ -106,11 +108,14 @@ def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> 
         )
     if platform == "tpu" and interpret is False:
         return importlib.import_module(COMPILED_TPU)
+    triton = type(compiler_params).__module__.startswith("palladion.language.triton.")
+    if platform == "cuda" and interpret is False and triton:
+        return importlib.import_module(COMPILED_TRITON)
     if platform == "cpu":
         raise ValueError(f"Only interpret mode is supported on CPU backend.\n{WAYS_OUT}")
-    raise TargetNotBuilt(
-        f"Palladion has no compiler for {platform} yet; interpret=True runs the kernel there through XLA."
-    )
+    ways = "interpret=True runs the kernel there through XLA"
+    ways += ", compiler_params=pltriton.CompilerParams() compiles it with Triton" if platform == "cuda" else ""
+    raise TargetNotBuilt(f"Palladion has no compiler for {platform} yet; {ways}.")
 
 
 def run_in_python(*args: Any, **params: Any) -> Sequence[Any]:
@@ -136,7 +141,8 @@ def simulated_sms(params: Any) -> int:
 
 def load_all() -> None:
     """Import every executor, so that a message can name the targets that run an operation."""
-    for module in (REFERENCE, EAGER, "palladion.compiler.cpu.unit", COMPILED_TPU, SIMULATED_TPU, SIMULATED_GPU):
+    compilers = ("palladion.compiler.cpu.unit", COMPILED_TPU, "palladion.compiler.triton.module")
+    for module in (REFERENCE, EAGER, *compilers, SIMULATED_TPU, SIMULATED_GPU):
         importlib.import_module(module)
 
 

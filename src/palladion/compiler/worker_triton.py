@@ -58,12 +58,17 @@ def _compile(folder: Path, text: str, sm: int, num_warps: int, num_stages: int) 
         "code": {"ttir": first, **{stage: str(kernel.asm[stage]) for stage in STAGES}},
         "cubin": cubin,
         "registers": usage["REG"],
-        "spill_bytes": usage["STACK"] + usage["LOCAL"],
+        "spill_bytes": max(usage["STACK"] + usage["LOCAL"] - _own_stack(str(kernel.asm["ptx"])), 0),
         "shared_bytes": usage["SHARED"] + int(metadata.shared),  # the machine code tells of the static part only
         "tensor_memory": int(getattr(metadata, "tmem_size", 0) or 0),
         "warps": int(metadata.num_warps),
         "seconds": time.perf_counter() - start,
     }
+
+
+def _own_stack(ptx: str) -> int:
+    """Bytes of local memory that the code asks for itself, for the arguments of prints; the rest are spills."""
+    return sum(int(n) for n in re.findall(r"\.local .*__local_depot\d+\[(\d+)\]", ptx))
 
 
 def resources(text: str) -> dict[str, int]:

@@ -125,3 +125,15 @@ def functions(x_ref, o_ref):
     for f in (jnp.expm1, jnp.sinh, jnp.arcsinh, jnp.cbrt, lax.erfc, lax.erf_inv, lax.lgamma, lax.digamma, jnp.arctan):
         x = f(x)
     o_ref[...] = x + lax.reduce(x, 1.0, lambda a, b: a * b, (0,))
+
+
+@kernel(sds(8, 128), sds(8, 128))
+def refs_of_its_own(x_ref, o_ref):
+    total, count = jax.new_ref(x_ref[...]), jax.new_ref(jnp.int32(0))
+
+    @pl.loop(0, 4)
+    def _(i):
+        total[...] += x_ref[...]
+        count[...] += i
+
+    o_ref[...] = total[...] * count[...].astype(jnp.float32)

@@ -253,6 +253,39 @@ def _matmul(_, o, a, b, acc):
     return (a @ b + acc).astype(acc.dtype)
 
 
+@op("tpu.conv")
+def _conv(_, o, a, b, acc):
+    """By the loops of the definition: every output element is the sum of a window."""
+    text = str(o.attributes["dimension_numbers"])
+    groups = re.findall(r"\[[\d, ]*\]|\d+", text[text.index("<") :])
+    batch, feature, spatial, inwards, outwards, window, to_batch, to_feature, to_spatial = (
+        [int(n) for n in re.findall(r"\d+", g)] for g in groups
+    )
+    strides, padding, spread, apart = (
+        ints(o.attributes[n]) for n in ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
+    )
+    n_groups = ir.IntegerAttr(o.attributes["feature_group_count"]).value
+    assert ir.IntegerAttr(o.attributes["batch_group_count"]).value == 1
+    a = a.astype(np.float64).transpose(batch + feature + spatial)
+    b = b.astype(np.float64).transpose(outwards + inwards + window)
+    rank = len(spatial)
+    for d in range(rank):
+        wide = np.zeros([(n - 1) * spread[d] + 1 if k == d + 2 else n for k, n in enumerate(a.shape)])
+        wide[(slice(None),) * (d + 2) + (slice(None, None, spread[d]),)] = a
+        a = np.pad(wide, [(padding[2 * d], padding[2 * d + 1]) if k == d + 2 else (0, 0) for k in range(rank + 2)])
+    order = to_batch + to_feature + to_spatial
+    result = acc.astype(np.float64).transpose(order)
+    share_in, share_out = a.shape[1] // n_groups, b.shape[0] // n_groups
+    for at in np.ndindex(*result.shape[2:]):
+        cuts = [slice(i * s, i * s + (n - 1) * k + 1, k) for i, s, n, k in zip(at, strides, b.shape[2:], apart)]
+        seen = a[(slice(None), slice(None), *cuts)]
+        for g in range(n_groups):
+            part = seen[:, g * share_in : (g + 1) * share_in].reshape(len(a), -1)
+            weights = b[g * share_out : (g + 1) * share_out].reshape(share_out, -1)
+            result[(slice(None), slice(g * share_out, (g + 1) * share_out), *at)] += part @ weights.T
+    return result.transpose(np.argsort(order)).astype(acc.dtype)
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 def window(memory, starts, sizes, strides=None):
     strides = strides or [1] * len(sizes)

@@ -99,11 +99,19 @@ def line(kernel, offset=1):
 
 def test_an_operation_without_a_rule():
     def kernel(x_ref, o_ref):
-        o_ref[...] = lax.sort(x_ref[...])
+        o_ref[...] = lax.reduce_window(x_ref[...], 0.0, lax.add, (2, 2), (1, 1), "SAME")
 
     message = refused(kernel)
-    assert "The operation `sort` is not supported in a kernel on the TPU compiler." in message
+    assert "The operation `reduce_window_sum` is not supported in a kernel on the TPU compiler." in message
     assert line(kernel) in message and "the reference interpreter" in message
+
+
+def test_the_line_is_the_users_inside_functions_of_jax():
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.cumsum(jnp.convolve(x_ref[0], x_ref[1], "same").astype(jnp.float16))[None].astype(jnp.float32)
+
+    message = refused(kernel, out=sds(1, 128))
+    assert line(kernel) in message
 
 
 def test_a_dtype_that_tpus_have_not():

@@ -85,6 +85,22 @@ def test_gathers(axis):
     np.testing.assert_array_equal(outs[1], np.take(x, places[:, 0], axis=0, mode="clip"))
 
 
+def test_sorts_are_stable_with_nan_last():
+    rng = np.random.default_rng(0)
+    keys = rng.integers(0, 5, (8, 100)).astype(np.float32)
+    keys[:, ::9] = np.nan
+    values = np.broadcast_to(np.arange(100, dtype=np.int32), (8, 100))
+
+    def kernel(k_ref, v_ref, ks_ref, vs_ref):
+        ks_ref[...], vs_ref[...] = lax.sort((k_ref[...], v_ref[...]), dimension=1, num_keys=1, is_stable=True)
+
+    call = pl.pallas_call(kernel, (sds(8, 100), sds(8, 100, dtype=jnp.int32)), interpret=MosaicInNumPy())
+    order = np.argsort(keys, axis=1, kind="stable")
+    got = call(keys, values)
+    np.testing.assert_array_equal(got[0], np.take_along_axis(keys, order, 1))
+    np.testing.assert_array_equal(got[1], order)
+
+
 # --- loops ------------------------------------------------------------------------------------------------------------
 def test_loops_are_loops():
     def kernel(n_ref, x_ref, o_ref):
@@ -205,6 +221,21 @@ def test_scoped_buffers_and_results():
     x = np.ones((8, 128), np.float32)
     np.testing.assert_array_equal(run(kernel, sds(8, 128), x, in_specs=[HBM]), 2 * x)
     np.testing.assert_array_equal(run(kernel, sds(8, 128), -x, in_specs=[HBM]), 0 * x)
+
+
+def test_refs_that_the_kernel_makes():
+    def kernel(x_ref, o_ref):
+        total, count = jax.new_ref(x_ref[...]), jax.new_ref(jnp.int32(0))
+
+        @pl.loop(0, 4)
+        def _(i):
+            total[...] += x_ref[...]
+            count[...] += i
+
+        o_ref[...] = total[...] * count[...].astype(jnp.float32)
+
+    x = np.ones((8, 128), np.float32)
+    np.testing.assert_array_equal(run(kernel, sds(8, 128), x), 30 * x)
 
 
 def test_dtypes_of_products():

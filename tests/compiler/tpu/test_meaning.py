@@ -26,10 +26,6 @@ REFUSED = {
     "buffered_blocks": "one buffer or two",
     "gathered_values": "gather along several dimensions",
     "scattered_values": "`scatter-add`",
-    "sort_rows": "`sort`",
-    "sort_pairs": "`sort`",
-    "top_k": "`top_k`",
-    "convolutions": "`conv_general_dilated`",
 }
 # Rows of another width lie between each other in memory, which no view of a NumPy array does.
 NOT_IN_NUMPY = {"read_bitcast", "write_bitcast"}

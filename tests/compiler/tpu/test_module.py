@@ -97,9 +97,9 @@ def test_memory_spaces():
         scratch_shapes=[pltpu.SemaphoreType.DMA],
     )
     text = module_of(call, sds(4), sds(64, 128))
-    for memory in ("4xf32, #tpu.memory_space<smem>", "64x128xf32, #tpu.memory_space<any>",
-                   "64x128xf32, #tpu.memory_space<hbm>", "!tpu.dma_semaphore, #tpu.memory_space<semaphore_mem>"):  # fmt: skip
-        assert f"memref<{memory}>" in text
+    for element, memory in (("4xf32", "smem"), ("64x128xf32", "any"), ("64x128xf32", "hbm")):
+        assert f"memref<{element}, #tpu.memory_space<{memory}>>" in text
+    assert "memref<!tpu.dma_semaphore, #tpu.memory_space<semaphore_mem>>" in text
 
 
 def test_one_buffer_and_element_windows():

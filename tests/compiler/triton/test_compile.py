@@ -88,7 +88,8 @@ def test_what_triton_refuses_is_a_refusal_too():
 
     result = compiled(pl.pallas_call(kernel, sds((32,))), sds((32,)), target="triton:sm_90")
     assert result.refusal is not None and result.refusal.type == "TritonError", result
-    assert result.refusal.message.startswith("Triton: "), result.refusal.message
+    assert result.refusal.message.startswith("Triton: ptxas: "), result.refusal.message
+    assert "test_compile.py:" in str(result.refusal.where), "at the line of the assembly"
     after = compiled(LARGE["softmax_rows"]()[0], *LARGE["softmax_rows"]()[1], target="triton:sm_90")
     assert after.ok, "the compiler goes on"
 
@@ -97,6 +98,14 @@ def test_without_triton_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(compiler, "available", lambda: False)
     with pytest.raises(NotImplementedError, match="needs the triton package, which is not installed"):
         compiler.compile_ttir("module {}", 90, 4, 3)
+
+
+def test_triton_gets_a_cache_where_there_is_no_home(monkeypatch):
+    monkeypatch.delenv("TRITON_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/no/such/folder")
+    assert "palladion-triton-" in compiler.environment()["TRITON_CACHE_DIR"]
+    monkeypatch.setenv("HOME", "/tmp")
+    assert "TRITON_CACHE_DIR" not in compiler.environment()
 
 
 def test_chips():
@@ -112,6 +121,23 @@ def test_chips():
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_corpus_is_refused_where_the_table_says(name):
     assert why_refused(corpus.CASES[name]) == REFUSED[name]
+
+
+@needs_triton
+def test_arguments_of_prints_are_not_spills():
+    def kernel(x_ref, o_ref):
+        pl.debug_print("first {}", x_ref[0])
+        o_ref[...] = x_ref[...]
+
+    result = compiled(pl.pallas_call(kernel, sds((32,))), sds((32,)), target="triton:sm_90")
+    assert result.ok and result.fact("spill_bytes") == 0 and "vprintf" in result.text("ptx")
+
+
+@needs_triton
+def test_spills_are_counted():
+    """256 x 256 accumulators for 4 warps do not fit in the registers."""
+    result = compiled(matmul(4096, 256, 64, 4, 3), *[sds((4096, 4096), "bfloat16")] * 2, target="triton:sm_80")
+    assert result.refusal is None and result.fact("registers") == 255 and result.fact("spill_bytes") > 0
 
 
 @needs_triton

@@ -90,7 +90,7 @@ class Call:
         if goes_on:
             Machine.found = _note  # pyright: ignore[reportAttributeAccessIssue]
         before = signal.signal(signal.SIGVTALRM, _too_long)
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)  # again, if it was raised where nothing comes of it
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.1)  # again, if it could not be raised
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -128,8 +128,9 @@ def _note(machine: Machine, kind: str, message: str, **how: Any) -> None:
             raise
 
 
-def _too_long(*_: Any) -> None:
-    raise TooLong
+def _too_long(number: int, frame: Any) -> None:
+    if frame is None or frame.f_code.co_name not in ("_xla_gc_callback", "__del__"):  # there it would be lost
+        raise TooLong
 
 
 def calls_of(program: str, run: Callable[[], Any], arch: Any, **options: Any) -> list[Call]:

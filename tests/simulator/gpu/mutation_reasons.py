@@ -226,9 +226,10 @@ def _end_of_kernel(k: Kernel, m: Mutant) -> bool:
     if m.what != "wait_smem_to_gmem" or (m.how, m.eqn.params["wait_read_only"]) == ("wrong count", True):
         return False
     if m.how == "wrong count":
-        stores = [e for e, has_left_smem in k.left.get((m.path, m.index), ()) if has_left_smem]
-        if len(stores) < len(k.left.get((m.path, m.index), ())):
+        left = k.left.get((m.path, m.index), set())
+        if not left or not all(has_left_smem for _, has_left_smem in left):
             return False
+        stores = [e for e, _ in left]
     elif m.how == "weaker":
         stores = _since_the_last_wait(k, m)
     else:

@@ -45,16 +45,20 @@ class Verdict:
 
 
 def judge(call: Call, kernel: list[Kernel], base: Outcome, mutant: Mutant, limit: float = 3) -> Verdict:
-    """Run a mutant, for at most `limit` seconds; `kernel` keeps what the rules want to know of the call."""
+    """Run a mutant, for at most `limit` seconds, or ten times that; `kernel` keeps what the rules want to know."""
 
     def new(outcome: Outcome) -> bool:
         return outcome.error or bool(set(outcome.found) - set(base.found)) or len(outcome.found) > len(base.found)
 
-    outcome = call.mutated(mutant, seconds=limit)
+    def run(**how: Any) -> Outcome:
+        outcome = call.mutated(mutant, seconds=limit, **how)
+        return call.mutated(mutant, seconds=10 * limit, **how) if "no end" in outcome.kinds else outcome
+
+    outcome = run()
     if new(outcome):
         return Verdict(call.program, mutant, "reported", outcome.kinds[-1])
     for schedule in SCHEDULES:
-        other = call.mutated(mutant, schedule=schedule, seconds=limit)
+        other = run(schedule=schedule)
         if new(other):
             return Verdict(call.program, mutant, "reported on another schedule", other.kinds[-1])
         if not same(base, other):

@@ -17,7 +17,7 @@ from jaxlib.mosaic.python import tpu
 
 from palladion.compiler.tpu.context import attr as attr
 from palladion.compiler.tpu.context import scalar
-from palladion.compiler.tpu.kinds import Refusal, i32, typed
+from palladion.compiler.tpu.kinds import i32, typed
 
 
 def is_vector(x: ir.Value) -> bool:
@@ -217,9 +217,3 @@ def rotate(x: ir.Value, amount: ir.Value, axis: int) -> ir.Value:
         up, down, wide = narrow
         return down(like(x, element), rotate(up(like(x, wide), x), amount, axis))
     return tpu.dynamic_rotate(x, amount, axis)
-
-
-def require(condition: bool, headline: str, hint: str | None = None) -> None:
-    """Raise `Refusal` unless a condition holds."""
-    if not condition:
-        raise Refusal(headline, hint)

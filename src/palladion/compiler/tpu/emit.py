@@ -49,6 +49,11 @@ class Ref:
         text = str(self.value.type.memory_space)
         return text.partition("<")[2].rstrip(">")
 
+    @functools.cached_property
+    def is_plain(self) -> bool:
+        """Whether all of it can be read and written as one vector."""
+        return bool(self.aval.shape) and not self.squeezed and self.space == "vmem"
+
 
 @dataclasses.dataclass(frozen=True)
 class Empty:
@@ -113,7 +118,7 @@ class Emitter:
             if rule is None:
                 raise self.refuse(eqn, str(eqn.primitive))
             if _without_elements(eqn):
-                outputs = [Empty(tuple(v.aval.shape)) for v in eqn.outvars]
+                outputs: Any = [Empty(tuple(v.aval.shape)) for v in eqn.outvars]
                 outputs = outputs if eqn.primitive.multiple_results else outputs[0]
             else:
                 outputs = self._emit(rule, eqn, env)

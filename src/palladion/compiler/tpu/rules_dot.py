@@ -42,7 +42,7 @@ def _dot_general(ev: Emitter, eqn, left, right):
     a, a_free, a_contract = _matrix(left, contract[0], batch[0])
     b, b_free, b_contract = _matrix(right, contract[1], batch[1])
     result = _matmul(
-        ev, eqn, a, a_contract, b, b_contract, batched=bool(batch[0]), passes=_passes(eqn, left_kind, right_kind)
+        ev, eqn, a, a_contract, b, b_contract, batched=bool(batch[0]), passes=passes(eqn, left_kind, right_kind)
     )
     shape = [shape_of(left)[d] for d in batch[0]] + a_free + b_free
     return convert(reshape(result, shape), product, out.dtype)
@@ -55,7 +55,7 @@ def _operand(ev: Emitter, eqn: Any, x: ir.Value, dtype: Any) -> tuple[ir.Value, 
     return x, dtype
 
 
-def _passes(eqn: Any, *dtypes: Any) -> str | None:
+def passes(eqn: Any, *dtypes: Any) -> str | None:
     precision = eqn.params["precision"]
     both = precision if isinstance(precision, tuple) else (precision, precision)
     if all(d != jnp.float32 for d in dtypes):

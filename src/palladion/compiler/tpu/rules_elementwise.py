@@ -213,6 +213,8 @@ def _clz(ev: Emitter, eqn, x):
 @RULES.rule(lax.pow_p)
 def _pow(ev: Emitter, eqn, *inputs):
     aval = eqn.outvars[0].aval
+    if not is_float(aval.dtype):
+        raise ev.refuse(eqn, f"pow of {aval.dtype}")
     base, exponent = lifted(eqn, inputs)
     base = float32(base, eqn.invars[0].aval.dtype)
     kind = eqn.invars[1].aval.dtype

@@ -19,7 +19,7 @@ from palladion import jaxlink
 from palladion.compiler.tpu import build, unaligned, views
 from palladion.compiler.tpu.build import index, reshape
 from palladion.compiler.tpu.emit import RULES, Emitter, Ref, literal
-from palladion.compiler.tpu.kinds import Refusal, is_bool, is_float, memory_element, typed
+from palladion.compiler.tpu.kinds import Refusal, is_bool, is_float, memory_element, memref_type, typed
 from palladion.compiler.tpu.rules_elementwise import choose
 from palladion.compiler.tpu.rules_gather import take
 from palladion.compiler.tpu.rules_shapes import UNROLLED, strided
@@ -159,6 +159,9 @@ def _store_strided(ref: Ref, memory: ir.Value, window: Window, value: ir.Value, 
 # --- chains of views --------------------------------------------------------------------------------------------------
 def load(ref: Ref, transforms: Sequence[Any]) -> ir.Value:
     """What a view of a Ref holds."""
+    if not transforms and ref.is_plain:  # nearly all accesses are
+        kind = typed(ref.aval.shape, memory_element(ref.aval.dtype))
+        return _from_memory(vector.load(kind, ref.value, [index(0)] * len(ref.aval.shape)), ref.aval.dtype)
     if jaxlink.is_opaque(ref.aval.dtype):
         return _load_key(ref, transforms)
     if transforms and getattr(transforms[-1], "int_indexer_shape", ()) != ():
@@ -278,6 +281,9 @@ def _insert(old: ir.Value, new: ir.Value, starts: Sequence[Any]) -> ir.Value:
 
 def store(ref: Ref, transforms: Sequence[Any], value: ir.Value, mask: Any = None) -> None:
     """Write a view of a Ref."""
+    if not transforms and ref.is_plain and mask is None:
+        vector.store(_to_memory(value, ref.aval.dtype), ref.value, [index(0)] * len(ref.aval.shape))
+        return
     place = views.follow(ref, transforms)
     if place.rest:
         exact = mask is None and not any(isinstance(t, jaxlink.NDIndexer) for t in place.rest)
@@ -314,6 +320,28 @@ def _addupdate(ev: Emitter, eqn, ref, new, *flat):
     add: Callable = arith.addf if is_float(eqn.invars[1].aval.dtype) else arith.addi
     store(ref, transforms, add(old, new))
     return []
+
+
+@RULES.rule(jaxlink.ref_p)
+def _new_ref(ev: Emitter, eqn, x):
+    ref = _local(eqn.outvars[0].aval)
+    store(ref, (), x)
+    return ref
+
+
+@RULES.rule(jaxlink.empty_ref_p)
+def _empty_ref(ev: Emitter, eqn):
+    return _local(eqn.outvars[0].aval)
+
+
+def _local(aval: Any) -> Ref:
+    """A buffer for a Ref that the kernel makes (`jax.new_ref`): VMEM, or SMEM for a scalar."""
+    kind = memref_type(aval.shape, memory_element(aval.dtype), "vmem" if aval.shape else "smem")
+    return Ref(memref.alloca(kind, [], []), aval, getattr(aval, "label", "a Ref"))
+
+
+RULES.rule(jaxlink.freeze_p)(lambda ev, eqn, ref: load(ref, ()))
+RULES.rule(jaxlink.free_ref_p)(lambda ev, eqn, ref: [])
 
 
 @RULES.rule(masked.masked_load_p)

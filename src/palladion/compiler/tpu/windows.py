@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, func
@@ -83,10 +84,9 @@ def emit_window(mapping: BlockMapping, name: str, grid: Sequence[int | None], pr
     rank = len(ir.MemRefType(window_type(mapping)).shape)
     transform = func.FuncOp(name, (kinds, [i32()] * rank))
     with function(transform.add_entry_block()):
-        n_ids = len(mapping.index_map.invars) - (len(prefetch) if _takes(mapping, len(prefetch)) else 0)
         ids, memrefs = list(transform.arguments[: len(grid)]), list(transform.arguments[len(grid) :])
-        refs = [Ref(m, p.ref_aval(), p.origin) for m, p in zip(memrefs, prefetch)]
-        flat = Emitter(Kernel()).run(mapping.index_map, [*ids[:n_ids], *refs][: len(mapping.index_map.invars)])
+        n_ids = len(mapping.index_map.invars) - (len(prefetch) if _takes(mapping, len(prefetch)) else 0)
+        flat = _results(mapping.index_map, ids[:n_ids], memrefs, prefetch)
         indices = [index for index, _ in mapping.indices(flat)]
         clamps = needs_clamp(mapping, tuple(grid[:n_ids]))
         indices = [_clamped(i, low, high) if c else i for i, (low, high), c in zip(indices, mapping.extents, clamps)]
@@ -97,6 +97,15 @@ def emit_window(mapping: BlockMapping, name: str, grid: Sequence[int | None], pr
             ]
         indices += [constant(0)] * (rank - len(indices))
         func.ReturnOp(indices)
+
+
+def _results(index_map: Any, ids: list[ir.Value], memrefs: list[ir.Value], prefetch: Sequence[BlockMapping]) -> Any:
+    """What the index map gives."""
+    if not index_map.eqns:  # grid indices and numbers as they are
+        known = dict(zip(index_map.invars, ids))
+        return [constant(int(v.val)) if isinstance(v, jaxlink.Literal) else known[v] for v in index_map.outvars]
+    refs = [Ref(m, p.ref_aval(), p.origin) for m, p in zip(memrefs, prefetch)]
+    return Emitter(Kernel()).run(index_map, [*ids, *refs][: len(index_map.invars)])
 
 
 def _takes(mapping: BlockMapping, n_prefetch: int) -> bool:

@@ -20,7 +20,7 @@ from jaxlib.triton import dialect as tt
 from palladion import jaxlink
 from palladion.compiler.triton import emit
 from palladion.compiler.triton.elementwise import cast
-from palladion.compiler.triton.lowering import RULES, Cell, Lowering, dtype_of, refusal
+from palladion.compiler.triton.lowering import RULES, Cell, Lowering, dtype_of
 from palladion.compiler.triton.reductions import reduce_axes
 from palladion.compiler.triton.refs import Ref
 from palladion.compiler.triton.shapes import gathered
@@ -280,7 +280,9 @@ def _counted(cond: Any, body: Any, n_cond: int, n_body: int) -> tuple[int, int, 
     made = {v: eqn for eqn in body.eqns for v in eqn.outvars}
     out = body.outvars[i]
     eqn = None if isinstance(out, jaxlink.Literal) else made.get(out)
-    if eqn is None or not _adds_one(eqn, body.invars[n_body + i]) or emit.bits_of(a.aval.dtype) < 32:
+    if eqn is None or not _adds_one(eqn, body.invars[n_body + i]) or not emit.is_signed(a.aval.dtype):
+        return None
+    if emit.bits_of(a.aval.dtype) < 32:
         return None
     if isinstance(b, jaxlink.Literal):
         return i, int(b.val), False
@@ -293,8 +295,6 @@ def _counted(cond: Any, body: Any, n_cond: int, n_body: int) -> tuple[int, int, 
 def _counted_loop(ctx: Lowering, eqn: Any, operands: Sequence[Any], counted: Any, consts: Any, init: Any) -> Any:
     i, bound, run_time = counted
     dtype = eqn.params["body_jaxpr"].invars[len(consts) + i].aval.dtype
-    if not emit.is_signed(dtype):
-        raise refusal(NotImplementedError, f"A loop that counts in {dtype} is not supported.", eqn, "count in int32")
     lower = init[i]
     if not run_time:
         upper = emit.const(bound, dtype)

@@ -236,14 +236,15 @@ class Semaphores:
 
     Attributes:
       counters, label. key: the same on all devices. place: its device.
-      looks: of each counter, the most that a block of its device has waited for without taking it.
+      looks: of each counter, the most that each block of its device has waited for without taking it, by the
+        block's cluster and rank; where several devices run.
     """
 
     __slots__ = ("counters", "key", "label", "looks", "place")
 
     def __init__(self, shape: Sequence[int], label: str, place: Any, key: Any) -> None:
         self.label, self.place, self.key = label, place, key
-        self.looks: dict[Counter, dict[Block, int]] = {}
+        self.looks: dict[Counter, dict[tuple[int, int], int]] = {}
         self.counters = np.empty(tuple(shape), object)
         for index in np.ndindex(*self.counters.shape):
             name = f"{label}[{', '.join(map(str, index))}]" if index else label

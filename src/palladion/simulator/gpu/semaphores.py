@@ -113,9 +113,9 @@ def _wait(compiler: Compiler, eqn: Any) -> Callable:
         if counter.value < amount or machine.engine.random is not None:
             machine.engine.wait(agent, lambda: counter.value >= amount, (counter,), Waiting(counter, amount, eqn))
         actor = agent.actor if machine.tracking else None
-        if not decrement and sems.place is thread.block.device:
-            looks = sems.looks.setdefault(counter, {})
-            looks[thread.block] = max(looks.get(thread.block, 0), amount)
+        if not decrement and len(machine.devices) > 1 and sems.place is thread.block.device:
+            looks, block = sems.looks.setdefault(counter, {}), (thread.block.cluster.number, thread.block.rank)
+            looks[block] = max(looks.get(block, 0), amount)
         there = (counter.take if decrement else counter.look)(amount, actor)
         machine.span(thread, None, f"wait for {counter.label}", "wait", agent.time, there, location(eqn))
         agent.time = max(agent.time, there)
