@@ -287,7 +287,7 @@ traceback_util.register_exclusion(PACKAGE_DIR)
 
 
 def find_collective_ids(find: Callable[[Jaxpr], set[int]]) -> None:
-    """Let `find` say which collective ids the kernels of a program name; to ask, JAX's function loads its own Pallas."""
+    """Let `find` say which collective ids the kernels of a program name: JAX's own function loads its Pallas."""
     _mlir._find_manual_pallas_collective_ids = find
 
 

@@ -1,7 +1,8 @@
 """The TPUs that libtpu compiles for on a machine that has none: `palladion.compile(…, target="tpu:v5e")`.
 
-Measured with libtpu 0.0.50 and 0.0.52: which names of topologies load, how many devices each has, and how much VMEM a kernel may
-use unless `vmem_limit_bytes` says otherwise (the compiler's messages say it). libtpu knows no topology of 8i and 8t.
+Measured with libtpu 0.0.50 and 0.0.52: which names of topologies load, how many devices each has, and how much VMEM a
+kernel may use unless `vmem_limit_bytes` says otherwise (the compiler's messages say it). libtpu knows no topology of 8i
+and 8t.
 """
 
 from __future__ import annotations
