@@ -77,6 +77,9 @@ def test_removals_and_moves_change_just_that():
         ("store_commit_load", "commit_tmem", "removed", "", "tmem-in-flight"),
         ("exchange_shards_by_stores", "semaphore_signal", "moved earlier", "past swap", "race"),
         ("all_gather_2_devices", "wait_smem_to_gmem", "weaker", "wait_read_only", "race"),
+        ("copies_from_a_peer", "semaphore_wait", "removed", "", "race"),
+        ("copies_from_a_peer", "semaphore_signal", "removed", "", "deadlock"),
+        ("blackwell_collective", "copy_gmem_to_smem", "weaker", "not collective", "refused"),
     ],
 )
 def test_what_mutants_are_reported_as(program, what, how, detail, kind):
