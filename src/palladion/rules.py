@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from jax import lax
+
 from palladion import executors, locations
 from palladion.errors import UnsupportedPrimitive
 
@@ -30,6 +32,11 @@ def only_on(targets: str | Sequence[str], *primitives: Any) -> None:
 def needs_machine(primitive: Any) -> bool:
     """Whether a primitive was declared so."""
     return primitive in _MACHINES
+
+
+def present(*names: str) -> list[Any]:
+    """The primitives of `jax.lax` with these names that this release of JAX has."""
+    return [getattr(lax, name) for name in names if hasattr(lax, name)]
 
 
 class RuleTable:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
+from palladion.rules import present
 from palladion.simulator.values_table import (
     ARRAYS,
     all_scalar,
@@ -25,7 +26,6 @@ from palladion.simulator.values_table import (
     is_int,
     is_signed,
     literal,
-    present,
     shape_in,
     total_order,
     wide,

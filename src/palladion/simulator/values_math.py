@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from palladion.rules import present
 from palladion.simulator import values_incomplete as incomplete
 from palladion.simulator import values_special as special
 from palladion.simulator.values_casts import conversion
-from palladion.simulator.values_table import ARRAYS, all_scalar, dtype_in, dtype_out, present, wide, widened
+from palladion.simulator.values_table import ARRAYS, all_scalar, dtype_in, dtype_out, wide, widened
 
 
 def _logistic(x):

@@ -15,7 +15,8 @@ import numpy as np
 from jax import lax
 
 from palladion import jaxlink
-from palladion.simulator.values_table import ARRAYS, dtype_out, literal, present, shape_in, shape_out, words
+from palladion.rules import present
+from palladion.simulator.values_table import ARRAYS, dtype_out, literal, shape_in, shape_out, words
 
 _WRITTEN_OUT = 1 << 14  # elements up to which a broadcast is copied
 

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from jax import lax
 
 from palladion import jaxlink
 from palladion.rules import RuleTable
@@ -51,11 +50,6 @@ def array_function(eqn: Any) -> Callable[..., Any]:
     if rule is None:
         raise ARRAYS.unsupported(eqn)
     return rule(eqn)
-
-
-def present(*names: str) -> list[Any]:
-    """The primitives of `jax.lax` with these names that this release of JAX has."""
-    return [getattr(lax, name) for name in names if hasattr(lax, name)]
 
 
 # --- what rules ask of an equation -----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from jax import lax
 from palladion import jaxlink
 from palladion.compiler.tpu.emit import RULES, Emitter
 from palladion.compiler.tpu.kinds import element_bits
+from palladion.rules import present
 
 
 def _where(condition, yes, no):
@@ -202,7 +203,7 @@ def _nextafter(x, y):
 
 
 RULES.rule(lax.nextafter_p)(_plain(_nextafter))
-RULES.rule(lax.one_minus_square_p)(_plain(lambda x: (1 - x) * (1 + x)))
+RULES.rule(*present("one_minus_square_p"))(_plain(lambda x: (1 - x) * (1 + x)))
 
 
 def _horner(x, *coefficients):
@@ -212,7 +213,7 @@ def _horner(x, *coefficients):
     return total
 
 
-RULES.rule(lax.polynomial_p)(_plain(_horner))
+RULES.rule(*present("polynomial_p"))(_plain(_horner))
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from palladion import jaxlink
 from palladion.compiler.triton import emit
 from palladion.compiler.triton.elementwise import add, bitcast, cast, div, in_f32, mul, negative, sub
 from palladion.compiler.triton.lowering import RULES, Lowering, dtype_of, refusal
+from palladion.rules import present
 
 
 def libdevice(symbol: str, result: Any, *values: Any) -> Any:
@@ -108,7 +109,7 @@ def _logistic(ctx: Lowering, eqn, x) -> Any:
     return in_f32(logistic)(dtype_of(eqn.outvars[0]), x)
 
 
-@RULES.rule(lax.one_minus_square_p)
+@RULES.rule(*present("one_minus_square_p"))
 def _one_minus_square(ctx: Lowering, eqn, x) -> Any:
     """(1 + x)(1 - x), which is exact near 1."""
     dtype, one = dtype_of(eqn.outvars[0]), emit.like(x, 1)
@@ -185,7 +186,7 @@ def _threefry(ctx: Lowering, eqn, *values) -> list[Any]:
     return run_function(ctx, jaxlink.threefry2x32_lowering, eqn, *values)
 
 
-@RULES.rule(lax.polynomial_p)
+@RULES.rule(*present("polynomial_p"))
 def _polynomial(ctx: Lowering, eqn, x, *coefficients) -> Any:
     """By Horner's rule; the coefficients begin with that of the lowest power."""
     dtype = dtype_of(eqn.outvars[0])

@@ -17,6 +17,7 @@ from palladion import jaxlink
 from palladion.compiler.cpu import ir
 from palladion.compiler.cpu.lower.elementwise import convert, element, scalar_op
 from palladion.compiler.cpu.lower.values import RULES, Lazy, Lowering, derived, op
+from palladion.rules import present
 
 
 def run_function(ctx: Lowering, function: Callable, *values: Lazy) -> list[Any]:
@@ -35,7 +36,7 @@ for _primitive, _function in jaxlink.special_functions().items():
     RULES.rule(_primitive)(_spelled_out(_function))
 
 
-@RULES.rule(lax.polynomial_p)
+@RULES.rule(*present("polynomial_p"))
 def _polynomial(ctx: Lowering, eqn, x: Lazy, *coefficients: Lazy) -> Lazy:
     """By Horner's rule; the coefficients begin with that of the lowest power."""
     aval = eqn.outvars[0].aval
@@ -50,7 +51,7 @@ def _polynomial(ctx: Lowering, eqn, x: Lazy, *coefficients: Lazy) -> Lazy:
     return derived(aval.shape, aval.dtype, [x, *coefficients], at, 2 * len(coefficients))
 
 
-@RULES.rule(lax.one_minus_square_p)
+@RULES.rule(*present("one_minus_square_p"))
 def _one_minus_square(ctx: Lowering, eqn, x: Lazy) -> Lazy:
     """(1 + x)(1 - x), which is exact near 1."""
     one = ir.Const(x.dtype, jnp.ones((), x.dtype).item())
