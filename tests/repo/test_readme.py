@@ -102,7 +102,7 @@ def ask_by_command(command: str, folder, *, compiles: bool = False) -> None:
     words = command.replace("FILE", str(program)).split()
     assert words[0] == "palladion"
     run = subprocess.run([sys.executable, "-m", *words], cwd=folder, check=not compiles, capture_output=True, text=True)
-    output = " ".join(run.stdout.split())
+    output = " ".join((run.stdout + run.stderr).split())
     assert run.returncode == 0 or "pip install 'palladion[" in output, run.stdout + run.stderr
 
 
