@@ -309,8 +309,3 @@ def _integers(name: str, what: str, values: Any, count: int) -> tuple[int, ...]:
         headline = f"The {what} of {name} is {found}; it must have {count_of(count, 'entry', 'entries')}."
         raise mistake(ValueError, headline, hint="one for each spatial dimension of the images")
     return found
-
-
-def is_view_of(x: Any, *kinds: type) -> bool:
-    """Whether a value is a view with a transform of one of these kinds."""
-    return is_ref(x) and any(isinstance(t, kinds) for t in getattr(x, "transforms", ()))
