@@ -185,7 +185,7 @@ class Engine:
         self.agents: list[Agent] = []  # that have not ended
         self.ended: list[str] = []  # names of those that have
         self.flying: list[Operation] = []
-        self.idle = 0
+        self.idle = 0  # looks at counters since something else happened
         self.sites: list[Any] = [None]  # what a site number stands for; site 0 is unknown
         self.names: dict[int, list[tuple[int, str]]] = {}  # of components: (from epoch, name)
         self.current: Agent | None = None

@@ -25,9 +25,7 @@ from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import GENERIC, Block, Machine, Semaphores, Thread
 from palladion.simulator.gpu.memory import BARRIER_BYTES, smem_bytes, tmem_columns
 from palladion.simulator.gpu.unions import allocate_all
-from palladion.simulator.gpu.views import Elsewhere
-
-TRANSPARENT = (BarrierDType, SemaphoreDType)
+from palladion.simulator.waits import Elsewhere
 
 
 def is_private(aval: Any) -> bool:
@@ -103,14 +101,13 @@ class Meeting:
     time: float = 0.0
 
 
-def meet(agent: Agent, key: Any, text: str, eqn: Any) -> bool:
-    """Wait until all threads of the block have come here; whether this one was the first."""
+def meet(agent: Agent, key: Any, text: str, eqn: Any) -> None:
+    """Wait until all threads of the block have come here."""
     thread: Thread = agent.place
     machine, block = thread.machine, thread.block
     if machine.num_threads == 1:
-        return True
+        return
     meeting = block.meetings.setdefault(key, Meeting())
-    first = not meeting.came
     meeting.came.append(thread)
     meeting.time = max(meeting.time, agent.time)
     if machine.tracking:
@@ -124,7 +121,6 @@ def meet(agent: Agent, key: Any, text: str, eqn: Any) -> bool:
     if meeting.clock is not None:
         agent.actor.clock.join(meeting.clock)
     agent.time = meeting.time
-    return first
 
 
 class Together(Elsewhere):

@@ -26,10 +26,11 @@ from palladion.simulator.clocks import Clock
 from palladion.simulator.code import Compiler, location, placeholders
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.chip import BARRIER_SECONDS
-from palladion.simulator.gpu.machine import TENSOR, WARPS, Block, Machine, Thread, location_of
+from palladion.simulator.gpu.machine import TENSOR, WARPS, Block, Machine, Thread
 from palladion.simulator.gpu.table import RULES
 from palladion.simulator.gpu.views import End, in_block, predicate
 from palladion.simulator.memory import Region
+from palladion.simulator.waits import location_of
 
 HISTORY = 8  # events that a report shows
 

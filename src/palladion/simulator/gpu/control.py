@@ -32,7 +32,8 @@ from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import ASYNC, WARPS, Machine, Thread, Who
 from palladion.simulator.gpu.rules import note_write, read
 from palladion.simulator.gpu.table import RULES
-from palladion.simulator.gpu.views import Elsewhere, End
+from palladion.simulator.gpu.views import End
+from palladion.simulator.waits import Elsewhere
 
 
 # --- registers and dependent launches ---------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any
 from palladion.simulator.engine import Agent, Deadlock
 from palladion.simulator.gpu.allocation import Together
 from palladion.simulator.gpu.barriers import Waiting
-from palladion.simulator.gpu.machine import Machine, location_of
+from palladion.simulator.gpu.machine import Machine
+from palladion.simulator.waits import line_of, location_of, sentence_of
 
 SHOWN = 6  # agents that are listed
 
@@ -28,7 +29,7 @@ def report(machine: Machine, error: Deadlock) -> None:
     ]
     lines += [f"And {len(waiting) - SHOWN} more."] if len(waiting) > SHOWN else []
     if len(waiting) == 1:
-        headline = f"Deadlock: {_wait(waiting[0])}, and nobody is left who could end the wait."
+        headline = f"Deadlock: {sentence_of(waiting[0])}, and nobody is left who could end the wait."
     else:
         headline = f"Deadlock: {len(waiting)} threads wait, and none can go on. " + " ".join(lines)
     scopes = [a for a in waiting if isinstance(a.waits, Together)]
@@ -37,7 +38,7 @@ def report(machine: Machine, error: Deadlock) -> None:
     machine.found(
         "collective-mismatch" if partial or scopes else "deadlock",
         headline,
-        where="; ".join(dict.fromkeys(filter(None, [*(p for p in partial[1:2]), *map(_line, waiting)]))) or None,
+        where="; ".join(dict.fromkeys(filter(None, [*(p for p in partial[1:2]), *map(line_of, waiting)]))) or None,
         when="; ".join(a.place.when() for a in waiting[:SHOWN]),
         hint=partial[2] if partial else _hint(machine, waiting),
     )
@@ -62,16 +63,8 @@ def _collective(machine: Machine) -> list[Any]:
     return []
 
 
-def _line(agent: Agent) -> str | None:
-    return location_of(getattr(agent.waits, "eqn", None))
-
-
-def _wait(agent: Agent) -> str:
-    return f"{agent.name} waits for {agent.waits() if agent.waits else 'something'}"
-
-
 def _rest(agent: Agent) -> str:
-    at = _line(agent)
+    at = line_of(agent)
     return f"{f' at {at}' if at else ''} for {agent.waits() if agent.waits else 'something'}"
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 from palladion.simulator.clocks import Actor, Clock, stamp
 from palladion.simulator.engine import Agent, Operation
 from palladion.simulator.gpu.history import Buffer
-from palladion.simulator.gpu.machine import GENERIC, VIEWS, Device, Machine, Semaphores, Thread, location_of
+from palladion.simulator.gpu.machine import GENERIC, VIEWS, Device, Machine, Semaphores, Thread
+from palladion.simulator.waits import location_of
 
 
 def note_foreign(thread: Thread, buffer: Buffer, actor: Actor, site: int) -> None:

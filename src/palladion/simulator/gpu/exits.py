@@ -14,7 +14,8 @@ from __future__ import annotations
 from palladion.simulator.clocks import Clock
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.history import Buffer
-from palladion.simulator.gpu.machine import GENERIC, VIEWS, Block, Thread, Who, location_of
+from palladion.simulator.gpu.machine import GENERIC, VIEWS, Block, Thread, Who
+from palladion.simulator.waits import location_of
 
 
 def note(agent: Agent) -> None:

@@ -14,11 +14,13 @@ from palladion.simulator.engine import Agent
 from palladion.simulator.gpu import exits
 from palladion.simulator.gpu.allocation import allocate
 from palladion.simulator.gpu.barriers import Barriers
+from palladion.simulator.gpu.chip import LANES
 from palladion.simulator.gpu.departure import Departures
-from palladion.simulator.gpu.machine import Block, Cluster, Device, Machine, Semaphores, Thread, location_of
+from palladion.simulator.gpu.machine import Block, Cluster, Device, Machine, Semaphores, Thread
 from palladion.simulator.gpu.unions import allocate_all
+from palladion.simulator.waits import location_of
 
-THREADS_PER_SM, LANES = 2048, 128
+THREADS_PER_SM = 2048
 
 
 def clusters_of(run: Any, device: int = 0) -> list[tuple[int, ...]]:

@@ -29,7 +29,6 @@ from palladion.language.gpu.params import InterpretGPUParams
 from palladion.language.interpret_params import LoggingMode
 from palladion.simulator.calls import warn_of
 from palladion.simulator.clocks import Actor, component_of
-from palladion.simulator.code import location
 from palladion.simulator.engine import Agent, Counter, Engine, Operation
 from palladion.simulator.gpu.chip import CHIPS
 from palladion.simulator.gpu.history import Buffer
@@ -37,6 +36,7 @@ from palladion.simulator.gpu.memory import SharedMemory
 from palladion.simulator.gpu.units import Unit
 from palladion.simulator.memory import Region
 from palladion.simulator.timeline import Timeline
+from palladion.simulator.waits import location_of
 
 GENERIC, ASYNC, TENSOR = 0, 1, 2
 VIEWS = 3
@@ -183,7 +183,7 @@ class Thread:
       visits: how often it came to each equation that counts.
       accumulators: registers of each CUDA thread that its accumulators take.
       warps: its warps in `warp_map`, by the name of their axis.
-      before: how often it had waited on each barrier when it was made (a warp: its thread's waits).
+      step: of a kernel with a grid of programs, which of its programs it runs, for messages.
     """
 
     def __init__(self, block: Block, index: int, axes: Mapping[str, int], warp: int | None = None) -> None:
@@ -272,7 +272,7 @@ class Machine:
     ) -> None:  # fmt: skip
         self.params, self.name, self.axes, self.mesh = params, name, dict(axes), mesh
         self.chip = CHIPS[arch]
-        self.num_sms = getattr(params, "num_sms", None) or self.chip.num_sms
+        self.num_sms = params.num_sms or self.chip.num_sms
         self.engine = Engine(schedule, views=VIEWS, tracking=tracking)
         self.tracking = tracking
         self.findings: list[Finding] = []
@@ -302,7 +302,7 @@ class Machine:
         """The size of an axis of the kernel's mesh, or of a `WarpMesh`."""
         if axis in self.grid_axes or axis in self.cluster_axes:
             return self.grid_axes.get(axis) or self.cluster_axes[axis]
-        return self.num_threads if axis == self.thread_name else 4
+        return self.num_threads if axis == self.thread_name else WARPS
 
     # --- memory ---------------------------------------------------------------------------------------------------
     def fill(self, dtype: Any) -> Any:
@@ -428,8 +428,3 @@ def _slot(region: Region | None) -> str:
     numbers = first[1] if first[0] == "index" else ()
     slot = list(itertools.takewhile(lambda i: isinstance(i, int | np.integer), numbers))
     return f"[{', '.join(map(str, slot))}]" if slot and len(slot) < len(numbers) else ""
-
-
-def location_of(eqn: Any) -> str | None:
-    """The user's line of an equation; a text stands for itself."""
-    return eqn if eqn is None or isinstance(eqn, str) else location(eqn)

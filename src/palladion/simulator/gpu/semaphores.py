@@ -18,20 +18,11 @@ from palladion.language.gpu.semaphores import semaphore_signal_multicast_p
 from palladion.language.interpret_params import LoggingMode
 from palladion.language.semaphores import semaphore_read_p, semaphore_signal_p, semaphore_wait_p
 from palladion.simulator.code import Compiler, location, placeholders
-from palladion.simulator.engine import Agent, Counter
+from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.machine import TENSOR, Machine, Semaphores, Thread
 from palladion.simulator.gpu.table import RULES
 from palladion.simulator.gpu.views import End, counterpart, devices_along, numbers, target
-
-
-class Waiting:
-    """Says what an agent waits for; `eqn` is the line."""
-
-    def __init__(self, counter: Counter, amount: int, eqn: Any) -> None:
-        self.counter, self.amount, self.eqn = counter, amount, eqn
-
-    def __call__(self) -> str:
-        return f"{self.counter.label} to reach {self.amount} (it is {self.counter.value})"
+from palladion.simulator.waits import take
 
 
 class Looking:
@@ -110,13 +101,10 @@ def _wait(compiler: Compiler, eqn: Any) -> Callable:
         machine.log(
             thread, LoggingMode.SEMAPHORE, f"waits for {counter.label} to reach {amount}; it is {counter.value}"
         )
-        if counter.value < amount or machine.engine.random is not None:
-            machine.engine.wait(agent, lambda: counter.value >= amount, (counter,), Waiting(counter, amount, eqn))
-        actor = agent.actor if machine.tracking else None
+        there = take(machine.engine, agent, counter, amount, eqn, decrement=decrement)
         if not decrement and len(machine.devices) > 1 and sems.place is thread.block.device:
             looks, block = sems.looks.setdefault(counter, {}), (thread.block.cluster.number, thread.block.rank)
             looks[block] = max(looks.get(block, 0), amount)
-        there = (counter.take if decrement else counter.look)(amount, actor)
         machine.span(thread, None, f"wait for {counter.label}", "wait", agent.time, there, location(eqn))
         agent.time = max(agent.time, there)
         return []

@@ -20,6 +20,7 @@ from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.history import Buffer
 from palladion.simulator.gpu.machine import Block, Device, Thread
 from palladion.simulator.memory import Region
+from palladion.simulator.waits import Elsewhere
 
 HINT_OF_COUNTERS = "an index counts from 0 to the number of barriers or semaphores, less one: lax.rem(i, number)"
 HINT = "the hardware reads and writes whatever lies there; keep indices inside, or let a TMA copy fill what is outside"
@@ -199,13 +200,3 @@ def _await(agent: Agent, place: Mapping[Any, Any], thing: Any, where: str, eqn: 
     if thing.key not in place:
         waits = Elsewhere(f"{thing.label} to exist in {where}", eqn)
         agent.place.machine.engine.wait(agent, lambda: thing.key in place, (), waits)
-
-
-class Elsewhere:
-    """Says what an agent waits for; `eqn` is the line."""
-
-    def __init__(self, text: str, eqn: Any) -> None:
-        self.text, self.eqn = text, eqn
-
-    def __call__(self) -> str:
-        return self.text

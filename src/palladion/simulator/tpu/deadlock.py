@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from palladion.simulator.engine import Agent, Deadlock
-from palladion.simulator.tpu.machine import BARRIER, Machine, location_of
+from palladion.simulator.tpu.machine import BARRIER, Machine
+from palladion.simulator.waits import line_of, location_of, sentence_of
 
 
 def report(machine: Machine, error: Deadlock) -> None:
@@ -18,7 +19,7 @@ def report(machine: Machine, error: Deadlock) -> None:
     done = machine.engine.ended
     lines = [_one(a) for a in waiting]
     if len(waiting) == 1:
-        headline = f"Deadlock: {_wait(waiting[0])}, and nobody is left who could end the wait."
+        headline = f"Deadlock: {sentence_of(waiting[0])}, and nobody is left who could end the wait."
     else:
         headline = f"Deadlock: {len(waiting)} cores wait, and none can go on. " + " ".join(lines)
     ended = f" {', '.join(done)} already ended." if done else ""
@@ -26,23 +27,15 @@ def report(machine: Machine, error: Deadlock) -> None:
     machine.found(
         "collective-mismatch" if barrier and done else "deadlock",
         headline + ended,
-        where="; ".join(dict.fromkeys(filter(None, (_line(a) for a in waiting)))) or None,
+        where="; ".join(dict.fromkeys(filter(None, (line_of(a) for a in waiting)))) or None,
         when="; ".join(a.place.when() for a in waiting),
         hint=_hint(machine, waiting),
     )
 
 
-def _line(agent: Agent) -> str | None:
-    return location_of(getattr(agent.waits, "eqn", None))
-
-
-def _wait(agent: Agent) -> str:
-    return f"{agent.name} waits for {agent.waits() if agent.waits else 'something'}"
-
-
 def _one(agent: Agent) -> str:
-    at = _line(agent)
-    return f"{_wait(agent)}{f' at {at}' if at else ''}."
+    at = line_of(agent)
+    return f"{sentence_of(agent)}{f' at {at}' if at else ''}."
 
 
 def _on_barrier(agent: Agent) -> bool:

@@ -28,6 +28,7 @@ from palladion.simulator.memory import Buffer
 from palladion.simulator.tpu.chip import LATENCY
 from palladion.simulator.tpu.machine import BARRIER, Core, Machine, Semaphores
 from palladion.simulator.tpu.rules import RULES, check_bounds
+from palladion.simulator.waits import Elsewhere, take
 
 MACHINE_ONLY = (
     dma_start_p, dma_wait_p, semaphore_signal_p, semaphore_wait_p, semaphore_read_p, get_barrier_semaphore_p,
@@ -57,16 +58,6 @@ def _semaphore(end: _End, operands: Any) -> tuple[Semaphores, Any]:
 def _numbers(tree: Any) -> Any:
     """A device id's structure with the operands' numbers at its leaves."""
     return jax.tree.map(lambda x: x.k, tree, is_leaf=lambda x: hasattr(x, "k"))
-
-
-class Waiting:
-    """Says what an agent waits for; `eqn` is the line."""
-
-    def __init__(self, counter: Counter, amount: int, unit: str, eqn: Any) -> None:
-        self.counter, self.amount, self.unit, self.eqn = counter, amount, unit, eqn
-
-    def __call__(self) -> str:
-        return f"{self.counter.label} to reach {self.amount}{self.unit} (it is {self.counter.value})"
 
 
 # --- other devices -------------------------------------------------------------------------------------------------
@@ -127,17 +118,9 @@ def counterpart(agent: Any, thing: Any, other: Core, eqn: Any) -> Any:
         return thing
     place = other.device.buffers if shared else other.buffers
     if thing.key not in place:
-        waits = _Elsewhere(thing.label, other.name, eqn)
+        waits = Elsewhere(f"{thing.label} to exist on {other.name}", eqn)
         core.machine.engine.wait(agent, lambda: thing.key in place, (), waits)
     return place[thing.key]
-
-
-class _Elsewhere:
-    def __init__(self, label: str, where: str, eqn: Any) -> None:
-        self.label, self.where, self.eqn = label, where, eqn
-
-    def __call__(self) -> str:
-        return f"{self.label} to exist on {self.where}"
 
 
 # --- copies --------------------------------------------------------------------------------------------------------
@@ -218,11 +201,7 @@ def _dma_wait(compiler: Compiler, eqn: Any) -> Callable:
 def _take(agent: Any, sem: Semaphores, counter: Counter, amount: int, unit: str, eqn: Any, *, decrement: bool) -> None:
     machine: Machine = agent.place.machine
     machine.log(agent.place, sem, f"waits for {counter.label} to reach {amount}{unit}; it is {counter.value}")
-    if counter.value < amount or machine.engine.random is not None:
-        waits = Waiting(counter, amount, unit, eqn)
-        machine.engine.wait(agent, lambda: counter.value >= amount, (counter,), waits)
-    actor = agent.actor if machine.tracking else None
-    there = (counter.take if decrement else counter.look)(amount, actor)
+    there = take(machine.engine, agent, counter, amount, eqn, decrement=decrement, unit=unit)
     core = agent.place
     machine.span(core, f"core {core.index}", f"wait for {counter.label}", "wait", agent.time, there, location(eqn))
     agent.time = max(agent.time, there)

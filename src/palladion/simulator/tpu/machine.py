@@ -21,12 +21,12 @@ from palladion.language.tpu.memory import MemorySpace as TpuMemory
 from palladion.language.tpu.params import InterpretParams
 from palladion.simulator.calls import warn_of
 from palladion.simulator.clocks import site_of
-from palladion.simulator.code import location
 from palladion.simulator.engine import Agent, Counter, Engine
 from palladion.simulator.memory import Buffer, Region
 from palladion.simulator.timeline import Timeline
 from palladion.simulator.tpu import chip
 from palladion.simulator.values_table import words
+from palladion.simulator.waits import location_of
 
 BARRIER = "the barrier semaphore"
 SHARED_BLOCK = (
@@ -293,8 +293,3 @@ class Machine:
             "devices by a semaphore",
             warn=self.params.on_race == "warn",
         )
-
-
-def location_of(eqn: Any) -> str | None:
-    """The user's line of an equation; a text stands for itself."""
-    return eqn if eqn is None or isinstance(eqn, str) else location(eqn)
