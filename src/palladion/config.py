@@ -14,10 +14,14 @@ changing one never reuses a kernel that was traced under another value.
 | debug_checks   | False (default), True              | `pl.debug_check` and checks of run-time indices are on |
 | poison_buffers | False (default), True              | compiled targets fill new buffers with NaN, as interpreters do |
 | interpret      | None (default), or a value of `interpret=` | replaces `interpret=False` of every call |
-| cache_dir      | a folder; None or "" for none      | where compiled CPU kernels are kept between processes |
+| allow_spills   | False (default), True              | Mosaic GPU kernels may spill registers; else that is an error |
+| cache_dir      | a folder; None or "" for none      | where compiled CPU and GPU kernels are kept between processes |
 
-The environment variables PALLADION_CPU, PALLADION_DEBUG_CHECKS and PALLADION_POISON_BUFFERS set the first three, and
-PALLADION_CACHE_DIR the last, which is otherwise `palladion` in the folder that XDG_CACHE_HOME names, or in ~/.cache.
+The environment variables PALLADION_CPU, PALLADION_DEBUG_CHECKS, PALLADION_POISON_BUFFERS and PALLADION_ALLOW_SPILLS set
+those options, and PALLADION_CACHE_DIR the last, which is otherwise `palladion` in the folder that XDG_CACHE_HOME names,
+or in ~/.cache.
+
+Other environment variables are read whenever a kernel is compiled (`variable`, `switch`); `VARIABLES` lists them.
 """
 
 from __future__ import annotations
@@ -103,7 +107,7 @@ _CPU = ("refuse", "interpret", "native")
 _WORDS = ("0", "1", "false", "true", "n", "y", "no", "yes", "f", "t", "off", "on")
 _TRUTH = (*_WORDS, *map(str.upper, _WORDS), *map(str.title, _WORDS))
 _check_environment("PALLADION_CPU", _CPU, _CPU)
-for _name in ("PALLADION_DEBUG_CHECKS", "PALLADION_POISON_BUFFERS"):
+for _name in ("PALLADION_DEBUG_CHECKS", "PALLADION_POISON_BUFFERS", "PALLADION_ALLOW_SPILLS"):
     _check_environment(_name, _TRUTH, _TRUTH[:2])
 
 _OPTIONS: dict[str, Option] = {
@@ -142,6 +146,11 @@ _OPTIONS: dict[str, Option] = {
                 "palladion_interpret", None, "The value of `interpret=` for calls that leave it False."
             ),
         ),
+        Option(
+            "allow_spills",
+            (False, True),
+            jaxlink.bool_state("palladion_allow_spills", False, "A Mosaic GPU kernel may spill registers."),
+        ),
         Option("cache_dir", None, _Plain(_default_cache_dir())),
     )
 }
@@ -158,6 +167,30 @@ def state(name: str) -> Option:
 def get(name: str) -> Any:
     """The option's value here and now: of the innermost `with`, else of the process."""
     return state(name).value
+
+
+VARIABLES: dict[str, str] = {
+    "MOSAIC_GPU_DUMP_PTXAS": "print what ptxas says of each Mosaic GPU kernel: registers, spills, warnings",
+    "MOSAIC_GPU_DUMP_PTX": "print its PTX",
+    "MOSAIC_GPU_DUMP_SASS": "print its machine code",
+    "MOSAIC_GPU_DUMP_SASS_CTRL": "print its machine code with the scheduler's control codes, as maxas writes them",
+    "MOSAIC_GPU_DUMP_MLIR_PASSES": "print what this compiler has in place of MLIR: jaxpr, layouts, CUDA C++",
+    "MOSAIC_GPU_DUMP_LLVM": "say that this compiler has no LLVM IR of its own",
+    "MOSAIC_GPU_LLVM_DEBUG_ONLY": "the same; names of LLVM's debug output",
+    "MOSAIC_GPU_DUMP_TO": "a folder that exists: put all of the above there, as files",
+}
+"""Environment variables that are read when they are needed, and what they ask for when they are set."""
+
+
+def variable(name: str) -> str | None:
+    """What an environment variable of `VARIABLES` says now; None where it is not set, or empty."""
+    assert name in VARIABLES, name
+    return os.environ.get(name) or None
+
+
+def switch(name: str) -> bool:
+    """Whether it is set, and not to one of the words for no: 0, false, no, off."""
+    return (variable(name) or "0").lower() not in ("0", "false", "f", "no", "n", "off")
 
 
 class _ConfigModule(types.ModuleType):

@@ -185,7 +185,8 @@ _CORE_COUNT = "core_count"
 def _core_count(device: Any) -> int:
     """How many cores a device has: `jax.devices()[0].core_count`, by which kernels choose their grids.
 
-    JAX's GPUs say it themselves. In the GPU interpret mode a device stands for a simulated GPU, and has its SMs.
+    JAX's GPUs say it themselves. In the GPU interpret mode a device stands for a simulated or emulated GPU,
+    and has its SMs.
 
     Raises:
       AttributeError: neither, as without Palladion.
@@ -194,7 +195,7 @@ def _core_count(device: Any) -> int:
         return device.__getattr__(_CORE_COUNT)
     except AttributeError:
         params = config.get("interpret")
-        if type(params).__name__ != "InterpretGPUParams":
+        if type(params).__name__ not in ("InterpretGPUParams", "EmulateParams"):
             raise
     return executors.simulated_sms(params)
 

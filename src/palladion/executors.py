@@ -21,12 +21,15 @@ EAGER = "palladion.reference.eager"
 NATIVE_CPU = "palladion.compiler.cpu.compile"
 COMPILED_TPU = "palladion.compiler.tpu.lower"
 COMPILED_TRITON = "palladion.compiler.triton.lower"
+COMPILED_GPU = "palladion.compiler.gpu.lower"
 SIMULATED_TPU = "palladion.simulator.tpu.run"
 SIMULATED_GPU = "palladion.simulator.gpu.run"
+EMULATED_GPU = "palladion.compiler.gpu.emulated"
 # By the name of `interpret`'s class: the classes live in dialects that need not be imported for this.
 _MACHINES = {
     "InterpretParams": SIMULATED_TPU,
     "InterpretGPUParams": SIMULATED_GPU,
+    "EmulateParams": EMULATED_GPU,
     "CheckParams": "palladion.report.simulated",  # of `palladion check`: machines, or what a call gets without it
 }
 
@@ -37,6 +40,7 @@ WAYS_OUT = (
     "  - compiler_params=plcpu.CompilerParams(), with `from palladion import cpu as plcpu`: native code\n"
     "  - interpret=pltpu.InterpretParams() the simulated TPU: copies, semaphores, several cores and devices\n"
     "  - interpret=plgpu.InterpretGPUParams() the simulated GPU: TMA, barriers, tensor cores, with their rules\n"
+    "  - interpret=plgpu.EmulateParams() the code compiled for a GPU, run instruction by instruction\n"
     "  - palladion.config.cpu = 'interpret' or 'native', or `palladion run --cpu interpret FILE`, for a program\n"
     "  - run it on a machine with a TPU; `palladion.compile(f, x, target='tpu:v5e')` compiles for one that is not here"
 )
@@ -57,7 +61,8 @@ def normalise_interpret(interpret: Any) -> Any:
     raise mistake(
         TypeError,
         f"interpret cannot be {kind_of(interpret)}.",
-        hint="interpret=True, pl.EagerParams(), pltpu.InterpretParams() or plgpu.InterpretGPUParams()",
+        hint="interpret=True, pl.EagerParams(), pltpu.InterpretParams(), plgpu.InterpretGPUParams() or "
+        "plgpu.EmulateParams()",
     )
 
 
@@ -84,12 +89,15 @@ def runs_in_python(interpret: Any) -> bool:
     return not isinstance(interpret, bool)
 
 
-def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> Any:
+def for_lowering(platform: str, interpret: Any, compiler_params: Any = None, call: Any = None) -> Any:
     """The executor module whose `lower` handles a call, or the error that the user gets.
 
+    Arguments:
+      call: all parameters of its equation.
+
     Raises:
-      ValueError: on the CPU without interpret (the tutorial's words). TargetNotBuilt: on GPUs, without pltriton's
-        parameters.
+      ValueError: on the CPU without interpret (the tutorial's words). TargetNotBuilt: on GPUs, where nothing says which
+        compiler is meant.
     """
     if interpret is True:
         return importlib.import_module(REFERENCE)
@@ -111,11 +119,25 @@ def for_lowering(platform: str, interpret: Any, compiler_params: Any = None) -> 
     triton = type(compiler_params).__module__.startswith("palladion.language.triton.")
     if platform == "cuda" and interpret is False and triton:
         return importlib.import_module(COMPILED_TRITON)
+    if platform == "cuda" and interpret is False and _is_for_mosaic_gpu(compiler_params, call or {}):
+        return importlib.import_module(COMPILED_GPU)
     if platform == "cpu":
         raise ValueError(f"Only interpret mode is supported on CPU backend.\n{WAYS_OUT}")
     ways = "interpret=True runs the kernel there through XLA"
-    ways += ", compiler_params=pltriton.CompilerParams() compiles it with Triton" if platform == "cuda" else ""
+    if platform == "cuda":
+        compilers = "compiler_params=plgpu.CompilerParams() or pltriton.CompilerParams() compiles it for this one"
+        raise TargetNotBuilt(f"Nothing says which compiler this kernel is for; {compilers}, and {ways}.")
     raise TargetNotBuilt(f"Palladion has no compiler for {platform} yet; {ways}.")
+
+
+_GPU_DIALECT = "palladion.language.gpu."
+
+
+def _is_for_mosaic_gpu(compiler_params: Any, call: Any) -> bool:
+    """Whether a call has the parameters of the Mosaic GPU compiler, a mesh of its dialect, or operations of it."""
+    effects = getattr(call.get("jaxpr"), "effects", ())
+    parts = (compiler_params, call.get("mesh"), *effects)
+    return any(type(x).__module__.startswith(_GPU_DIALECT) for x in parts)
 
 
 def run_in_python(*args: Any, **params: Any) -> Sequence[Any]:
@@ -134,14 +156,15 @@ def last_report() -> Any:
 
 
 def simulated_sms(params: Any) -> int:
-    """How many streaming multiprocessors the GPU has that a `plgpu.InterpretGPUParams` describes."""
+    """How many streaming multiprocessors the GPU has that a `plgpu.InterpretGPUParams` or `EmulateParams` describes."""
     chips = importlib.import_module("palladion.simulator.gpu.chip").CHIPS
     return params.num_sms or chips[params.arch or "sm_90a"].num_sms
 
 
 def load_all() -> None:
     """Import every executor, so that a message can name the targets that run an operation."""
-    compilers = ("palladion.compiler.cpu.unit", COMPILED_TPU, "palladion.compiler.triton.module")
+    compilers = ["palladion.compiler.cpu.unit", COMPILED_TPU, "palladion.compiler.triton.module"]
+    compilers.append("palladion.compiler.gpu.rules")
     for module in (REFERENCE, EAGER, *compilers, SIMULATED_TPU, SIMULATED_GPU):
         importlib.import_module(module)
 

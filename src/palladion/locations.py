@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import sys
 import traceback
 import types
@@ -17,8 +18,12 @@ from typing import Any
 from palladion import jaxlink
 
 
-def _shorten(path: str) -> str:
-    relative = os.path.relpath(path)
+def shortened(path: str) -> str:
+    """A file below the working folder as a relative path; others as they are."""
+    try:
+        relative = os.path.relpath(path) if os.path.isabs(path) else path
+    except FileNotFoundError:  # the working folder is gone
+        return path
     return path if relative.startswith("..") else relative
 
 
@@ -28,7 +33,7 @@ def _plain(name: str) -> str:
 
 
 def _frame_text(frame: Any) -> str:
-    return f"{_shorten(frame.file_name)}:{frame.start_line} ({_plain(frame.function_name)})"
+    return f"{shortened(frame.file_name)}:{frame.start_line} ({_plain(frame.function_name)})"
 
 
 def location_of(eqn: Any) -> str | None:
@@ -41,7 +46,7 @@ def current_location() -> str | None:
     """`file:line (function)` of the innermost user frame on the stack."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         if _is_user_code(frame.f_code):
-            return f"{_shorten(frame.f_code.co_filename)}:{line} ({_plain(frame.f_code.co_qualname)})"
+            return f"{shortened(frame.f_code.co_filename)}:{line} ({_plain(frame.f_code.co_qualname)})"
     return None
 
 
@@ -62,7 +67,7 @@ def location_of_error(error: BaseException) -> str | None:
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _is_user_code(frame.f_code):
-            found = f"{_shorten(frame.f_code.co_filename)}:{line} ({_plain(frame.f_code.co_qualname)})"
+            found = f"{shortened(frame.f_code.co_filename)}:{line} ({_plain(frame.f_code.co_qualname)})"
     return found
 
 
@@ -71,9 +76,15 @@ def defined_at(fun: Any) -> str | None:
     for _ in range(8):
         fun = inspect.unwrap(fun)
         if hasattr(fun, "__code__"):
-            return f"{_shorten(fun.__code__.co_filename)}:{fun.__code__.co_firstlineno} ({fun.__name__})"
+            return f"{shortened(fun.__code__.co_filename)}:{fun.__code__.co_firstlineno} ({fun.__name__})"
         fun = getattr(fun, "func", None) or type(fun).__call__
     return None
+
+
+def traced_at(jaxpr: Any) -> str | None:
+    """`file:line` of the function that a jaxpr is a trace of."""
+    match = re.fullmatch(r".* at (.*):(\d+)", jaxpr.debug_info.func_src_info or "", re.DOTALL)
+    return match and f"{shortened(match[1])}:{match[2]}"
 
 
 @contextlib.contextmanager

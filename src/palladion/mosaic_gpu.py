@@ -6,6 +6,7 @@ JAX 0.12, and the older ones of the Mosaic GPU reference: TileTransform, Transpo
 Semaphore, peer_ref, transpose_ref, commit_group, tcgen05_commit.
 """
 
+from palladion.compiler.gpu.torch_kernel import as_torch_kernel
 from palladion.language.gpu.atomics import (
     atomic_add,
     atomic_and,
@@ -48,6 +49,8 @@ from palladion.language.gpu.copies import (
     wait_gmem_to_smem,
     wait_smem_to_gmem,
 )
+from palladion.language.gpu.emulate_params import EmulateParams
+from palladion.language.gpu.inline_ptx import inline_ptx
 from palladion.language.gpu.kernel import kernel
 from palladion.language.gpu.layout_values import Layout, Replicated, ShapeDtypeStruct, Tiling, TMEMLayout
 from palladion.language.gpu.layouts import (
@@ -116,7 +119,6 @@ from palladion.language.gpu.views import (
     transpose_ref,
 )
 from palladion.language.interpret_params import LoggingMode
-from palladion.language.unbuilt import unbuilt
 
 __all__ = [
     "ACC",
@@ -126,6 +128,7 @@ __all__ = [
     "CompilerParams",
     "CopyPartition",
     "GMEM",
+    "EmulateParams",
     "InterpretGPUParams",
     "Layout",
     "LoggingMode",
@@ -159,6 +162,7 @@ __all__ = [
     "WGMMAAccumulatorRef",
     "WarpMesh",
     "alloc_semaphore",
+    "as_torch_kernel",
     "async_copy_scales_to_tmem",
     "async_copy_smem_to_tmem",
     "async_copy_sparse_metadata_to_tmem",
@@ -194,6 +198,7 @@ __all__ = [
     "griddepcontrol_wait",
     "im2col_ref",
     "inline_mgpu",
+    "inline_ptx",
     "kernel",
     "layout_cast",
     "load",
@@ -231,13 +236,3 @@ __all__ = [
     "wgmma_accumulator_load",
     "wgmma_wait",
 ]
-
-__getattr__ = unbuilt(
-    __name__,
-    "plgpu",
-    "it comes with the Mosaic GPU compiler",
-    """
-    as_torch_kernel
-    """,
-    __all__,
-)

@@ -107,7 +107,7 @@ def test_an_exception_of_the_compiler_leaves_the_worker_alive(do):
     [
         ("abort", child.CompilerCrashed, "the compiler crashed on the kernel (on signal SIGABRT): Operation not supp"),
         ("segfault", child.CompilerCrashed, "on signal SIGSEGV"),
-        ("kill", child.CompilerOutOfMemory, "the compiler ran out of memory"),
+        ("kill", child.CompilerOutOfMemory, "killed while it compiled the kernel, most likely for want of memory"),
         ("exit", child.CompilerCrashed, "(with status 3): goodbye"),
         ("memory", child.CompilerOutOfMemory, "limit: 1.0 GiB"),
         ("native memory", child.CompilerOutOfMemory, "limit: 1.0 GiB"),

@@ -264,7 +264,7 @@ def test_simulator_params_print_as_in_jax():
             plgpu.force_gpu_interpret_mode,
             plgpu.set_gpu_interpret_mode,
             plgpu.InterpretGPUParams(detect_races=True),
-            "The GPU interpret mode takes a plgpu.InterpretGPUParams or None, but it is True.",
+            "The GPU interpret mode takes a plgpu.InterpretGPUParams, a plgpu.EmulateParams or None, but it is True.",
         ),
     ],
 )
@@ -301,11 +301,6 @@ def test_resetting_the_simulated_tpu_leaves_the_mode_alone():
 @pytest.mark.parametrize(
     ("module", "name", "line"),
     [
-        (
-            plgpu,
-            "as_torch_kernel",
-            "plgpu.as_torch_kernel is not built yet: it comes with the Mosaic GPU compiler.",
-        ),
         (
             pltpu,
             "matmul_push_rhs",

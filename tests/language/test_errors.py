@@ -578,7 +578,8 @@ def kernel_of_an_array():
 @mistake(
     TypeError,
     "interpret cannot be 'yes' (str).",
-    fix="interpret=True, pl.EagerParams(), pltpu.InterpretParams() or plgpu.InterpretGPUParams()",
+    fix="interpret=True, pl.EagerParams(), pltpu.InterpretParams(), plgpu.InterpretGPUParams() or "
+    "plgpu.EmulateParams()",
 )
 def interpret_of_a_string():
     pl.pallas_call(copy, f32, interpret="yes")  # here
@@ -753,8 +754,11 @@ def test_a_third_argument_by_position():
 
 
 def test_machines_that_are_not_built_say_so():
-    with pytest.raises(pl.TargetNotBuilt, match="no compiler for cuda yet"):
-        jax.jit(pl.pallas_call(copy, f32)).trace(x).lower(lowering_platforms=("cuda",))
+    traced = jax.jit(pl.pallas_call(copy, f32)).trace(x)
+    with pytest.raises(pl.TargetNotBuilt, match="no compiler for rocm yet"):
+        traced.lower(lowering_platforms=("rocm",))
+    with pytest.raises(pl.TargetNotBuilt, match=r"which compiler this kernel is for; .*plgpu.CompilerParams\(\)"):
+        traced.lower(lowering_platforms=("cuda",))
 
 
 # --- silent by specification: a warning -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -117,6 +118,8 @@ def test_the_table_of_targets_holds(asked, state, tmp_path):
         if asked.startswith("palladion "):
             ask_by_command(asked, tmp_path, compiles=compiles)
         elif "=" in asked:
+            if "EmulateParams" in asked and importlib.util.find_spec("cuda.bindings") is None:
+                pytest.skip("compiling for a GPU needs NVRTC: pip install 'palladion[gpu]'")
             ask_in_a_call(asked)
         else:
             assert getattr(pl, asked.removeprefix("pl."))

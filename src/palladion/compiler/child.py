@@ -36,6 +36,9 @@ LIMIT = max(2, min(4, os.cpu_count() or 1))  # workers that compile at a time
 KEPT = LIMIT + 2  # workers in all: of another compiler, one may wait for its next job
 
 
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # signals that no compiler sends itself
+
+
 class CompilerFailure(RuntimeError):
     """A vendor's compiler did not return.
 
@@ -68,6 +71,10 @@ class CompilerOutOfMemory(CompilerFailure):
     """The compiler needed more memory than there is."""
 
 
+class CompilerUnusable(CompilerFailure):
+    """The compiler cannot be loaded, whatever the job."""
+
+
 class _Unused(Exception):
     """The worker had ended before it took the job."""
 
@@ -95,7 +102,7 @@ def run(
       the reply, and under "output" what the compiler printed.
 
     Raises:
-      CompilerError, CompilerCrashed, CompilerTimedOut, CompilerOutOfMemory.
+      CompilerError, CompilerCrashed, CompilerTimedOut, CompilerOutOfMemory, CompilerUnusable.
     """
     own = {k: v for k, v in (env or {}).items() if k not in os.environ}
     kind = _Kind(str(file), name, tuple(sorted(own.items())), _most_memory() if memory is None else memory)
@@ -134,16 +141,24 @@ class _Process:
 
     def __init__(self, kind: _Kind) -> None:
         self.kind = kind
+        self.has_worked = False
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would have to be read while the compiler runs
         command = [sys.executable, "-P", worker.__file__, kind.file, str(IDLE_SECONDS), str(kind.memory)]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            env={**os.environ, **dict(kind.env)},
-            bufsize=0,
-        )
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.log,
+                env={**os.environ, **dict(kind.env)},
+                cwd=_working_folder(),
+                bufsize=0,
+            )
+        except OSError as error:  # no file descriptors, no memory
+            self.log.close()
+            headline = f"The process of {kind.name} does not start: {error.strerror}."
+            hint = "close files, or end other processes: the system has no more to give"
+            raise CompilerUnusable(explain(headline, hint=hint)) from error
         assert self.process.stdin is not None and self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         os.set_blocking(self.stdin.fileno(), False)
@@ -152,15 +167,16 @@ class _Process:
         deadline = time.monotonic() + seconds
         self.log.seek(0)
         self.log.truncate()
-        started = False
+        reached = ""
         try:
             self._write(worker.framed((_import_path(), int(seconds) + 1, dict(job))), deadline)
-            while (reply := pickle.loads(self._read(deadline)))[0] == worker.STARTED:
-                started = True
+            while (reply := pickle.loads(self._read(deadline)))[0] in (worker.STARTED, worker.READY):
+                reached = reply[0]
         except TimeoutError:
             raise self._too_long(seconds) from None
         except (BrokenPipeError, EOFError):
-            raise self._death(started, seconds) from None
+            raise self._death(reached, seconds) from None
+        self.has_worked = True
         what, *rest = reply
         output = self._output()
         if what == worker.DONE:
@@ -168,6 +184,8 @@ class _Process:
         if what == worker.MEMORY:
             raise self._no_memory(output)
         kind, message = rest
+        if reached != worker.READY:
+            raise self._unusable(f"{kind}: {message}", output)
         raise CompilerError(kind, message, output)
 
     def _write(self, data: bytes, deadline: float) -> None:
@@ -211,18 +229,32 @@ class _Process:
         )
         return CompilerOutOfMemory(text, output)
 
-    def _death(self, started: bool, seconds: float) -> Exception:
+    def _unusable(self, why: str, output: str) -> CompilerUnusable:
+        headline = f"{self.kind.name} cannot be loaded: {why}"
+        hint = "what is installed may be broken, or an environment variable wrong that names the library or its options"
+        return CompilerUnusable(explain(headline, hint=hint), output)
+
+    def _death(self, reached: str, seconds: float) -> Exception:
         """Why the worker ended, as an exception."""
         status = self.process.wait()
         output = self._output()
         words = last_words(output)
-        if status == 0 and not started:
+        if not reached and (status == 0 or self.has_worked):  # it left, or was ended, between two jobs
             return _Unused()
         if status == -signal.SIGALRM:
             return self._too_long(seconds)
-        if status == -signal.SIGKILL or re.search(r"bad_alloc|[Oo]ut of memory|[Cc]annot allocate", words):
+        if re.search(r"bad_alloc|[Oo]ut of memory|[Cc]annot allocate", words):
             return self._no_memory(output)
+        if status == -signal.SIGKILL:
+            headline = f"{self.kind.name} was killed while it compiled the kernel, most likely for want of memory."
+            hint = "the system does so when memory is short: unroll less, or compile when less else runs"
+            return CompilerOutOfMemory(explain(headline, hint=hint), output)
+        if -status in _FROM_OUTSIDE:
+            headline = f"{self.kind.name} was ended from outside, by signal {signal.Signals(-status).name}."
+            return CompilerCrashed(explain(headline, hint="compile again"), output)
         how = f"on signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        if reached != worker.READY:
+            return self._unusable(f"it ended {how}, saying: {words or 'nothing'}", output)
         text = explain(
             f"{self.kind.name} crashed on the kernel ({how}): {words or 'it said nothing'}",
             hint="a mistake of the compiler's own; the same written with other operations or block sizes may pass",
@@ -257,9 +289,21 @@ def _wait(fd: int, event: int, deadline: float) -> None:
         raise TimeoutError
 
 
+def _working_folder() -> str | None:
+    """None for this process's own; another where that is gone, for compilers ask for it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+    return None
+
+
 def _import_path() -> list[str]:
     """Where this process finds its packages, so that the worker finds the same."""
-    return [os.path.abspath(p) for p in sys.path]
+    try:
+        return [os.path.abspath(p) for p in sys.path]
+    except FileNotFoundError:  # the working folder is gone
+        return [p for p in sys.path if os.path.isabs(p)]
 
 
 def last_words(output: str) -> str:
@@ -267,7 +311,7 @@ def last_words(output: str) -> str:
     fatal = re.search(r"^F\d{4} .*?\] (?:.* is OK \()?(.*)", output, re.MULTILINE)
     if fatal:
         return fatal[1].strip()
-    noise = re.compile(r"\s*(@|\*\*\*|PC:|#\d+|File \"|\[?0x|$)")
+    noise = re.compile(r"\s*(https?://symbolize|@|\*\*\*|PC:|#\d+|File \"|\[?0x|$)")
     lines = [line.strip() for line in output.splitlines() if not noise.match(line)]
     return lines[-1] if lines else ""
 

@@ -20,7 +20,7 @@ from palladion import jaxlink, locations
 from palladion.compiler.reports import CompiledCall, CompileReport, Refusal
 from palladion.compiler.tpu.topologies import CHIPS as TPUS
 from palladion.compiler.triton.chips import CHIPS as GPUS
-from palladion.errors import kind_of, mistake
+from palladion.errors import explain, kind_of, mistake
 from palladion.language.primitive import EagerKernel, pallas_call_p
 
 
@@ -32,6 +32,7 @@ class Family:
       module: has `compile_call(params, target)`; with `meshes`, also the mesh of devices around the call.
       members: what stands after the family's name and a colon; none: the family's name is the target.
       package: what must be installed (`pip install 'palladion[extra]'`, the extra named as the family), or None.
+      aliases: further names of members.
       variable: an environment variable that may name the compiler instead.
       meshes: whether a call on several devices is compiled as such.
     """
@@ -41,12 +42,20 @@ class Family:
     package: str | None = None
     variable: str | None = None
     meshes: bool = False
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 FAMILIES = {
     "cpu": Family("palladion.compiler.cpu.report"),
     "tpu": Family("palladion.compiler.tpu.report", tuple(TPUS), "libtpu", "TPU_LIBRARY_PATH", meshes=True),
     "triton": Family("palladion.compiler.triton.report", tuple(f"sm_{sm}" for sm in GPUS), "triton"),
+    "gpu": Family(
+        "palladion.compiler.gpu.report",
+        ("sm_90a", "sm_100a"),
+        "cuda.bindings",
+        meshes=True,
+        aliases={"h100": "sm_90a", "b200": "sm_100a"},
+    ),
 }
 TARGETS = tuple(
     f"{name}:{member}" if member else name for name, family in FAMILIES.items() for member in family.members or ("",)
@@ -70,26 +79,35 @@ class Call:
 
 
 def known_target(name: str) -> str:
-    """The name of a target, checked.
+    """The name of a target, checked; of an alias, what it stands for.
 
     Raises:
       ValueError: there is no such target; the message lists those that there are. ModuleNotFoundError: its compiler is
         not installed; the message says how to install it.
     """
+    kind, _, member = name.partition(":")
+    if kind in FAMILIES and member in FAMILIES[kind].aliases:
+        name = f"{kind}:{FAMILIES[kind].aliases[member]}"
     if name not in TARGETS:
         raise mistake(
             ValueError, f"There is no compile target {name!r}.", hint=f"the targets are: {', '.join(TARGETS)}"
         )
-    kind = name.partition(":")[0]
     family = FAMILIES[kind]
     given = family.variable is not None and os.environ.get(family.variable)
-    if family.package is not None and not given and importlib.util.find_spec(family.package) is None:
+    if family.package is not None and not given and not _is_installed(family.package):
         raise mistake(
             ModuleNotFoundError,
-            f"Compiling for {name} needs the package {family.package}, which is not installed.",
+            f"Compiling for {name} needs the package {family.package.replace('.', '-')}, which is not installed.",
             hint=f"pip install 'palladion[{kind}]'",
         )
     return name
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of a package inside one that is not there
+        return False
 
 
 def compile_call(call: Call, target: str) -> CompiledCall:
@@ -97,13 +115,14 @@ def compile_call(call: Call, target: str) -> CompiledCall:
     family = FAMILIES[known_target(target).partition(":")[0]]
     try:
         if isinstance(call.params["jaxpr"], EagerKernel):
-            raise TypeError("a call with interpret=pl.EagerParams() is not traced, so there is nothing to compile.")
+            headline = "A call with interpret=pl.EagerParams() is not traced, so there is nothing to compile."
+            raise TypeError(explain(headline, where=call.called_at, hint="leave interpret out"))
         compiler = importlib.import_module(family.module)
         around = {"mesh": call.mesh} if family.meshes else {}
         found = compiler.compile_call(call.params, target, **around)
         return dataclasses.replace(found, kernel=call.kernel, called_at=call.called_at)
     except Exception as error:
-        where = getattr(error, "where", None) or _line_in(str(error))
+        where = getattr(error, "where", None) or _line_in(str(error)) or call.kernel
         refusal = Refusal(type(error).__name__, str(error), where)
         return CompiledCall(target, call.params["name"], call.kernel, call.called_at, refusal=refusal)
 
@@ -126,7 +145,8 @@ def compile(f: Callable[..., Any], *args: Any, target: str = "cpu") -> CompileRe
       *args: its arguments: arrays, or `jax.ShapeDtypeStruct`s for shapes alone, and pytrees of them.
       target: "cpu": native code for this machine. "tpu:v5e" and so on: by libtpu, for a TPU that need not be here
         (v4, v4i, v5e, v5p, v6e, v7x). "triton:sm_90" and so on: by Triton, for an NVIDIA GPU that need not be here
-        (sm_80, sm_86, sm_89, sm_90, sm_100, sm_120).
+        (sm_80, sm_86, sm_89, sm_90, sm_100, sm_120). "gpu:sm_90a" (or "gpu:h100") and "gpu:sm_100a" (or "gpu:b200"): by
+        Palladion's Mosaic GPU compiler and NVRTC, for a Hopper or Blackwell GPU that need not be here.
 
     Returns:
       a `CompileReport`, with one entry for each kernel call; a call that the target cannot compile has a `refusal` in
@@ -138,7 +158,13 @@ def compile(f: Callable[..., Any], *args: Any, target: str = "cpu") -> CompileRe
     """
     if not callable(f):
         raise mistake(TypeError, f"palladion.compile takes a function first, not {kind_of(f)}.")
-    known_target(target)
+    if not isinstance(target, str):
+        raise mistake(TypeError, f"target is a string, not {kind_of(target)}.", hint='target="tpu:v5e"')
+    for given in args:
+        if isinstance(given, str):
+            hint = f"target={given!r}" if ":" in given or given in TARGETS else "pass arrays or jax.ShapeDtypeStructs"
+            raise mistake(TypeError, f"palladion.compile takes arguments of f, which {given!r} is not.", hint=hint)
+    target = known_target(target)
     traced = jax.make_jaxpr(f)(*args)
     calls = tuple(compile_call(call, target) for call in _calls_in(traced.jaxpr))
     return CompileReport(getattr(f, "__name__", type(f).__name__), target, calls)
@@ -158,9 +184,4 @@ def kernel_location(body: Any) -> str | None:
     """`file:line` of a kernel function; files below the working folder as relative paths."""
     if isinstance(body, EagerKernel):
         return (locations.defined_at(body.function) or "").partition(" (")[0] or None
-    match = re.fullmatch(r".* at (.*):(\d+)", body.debug_info.func_src_info or "", re.DOTALL)
-    if match is None:
-        return None
-    file, line = match.groups()
-    relative = os.path.relpath(file) if os.path.isabs(file) else file
-    return f"{file if relative.startswith('..') else relative}:{line}"
+    return locations.traced_at(body)

@@ -37,11 +37,11 @@ class Remark:
     """What became of a part of a kernel.
 
     Attributes:
-      subject: "loop", "reduction", "product" (of matrices) or "axis".
+      subject: "loop", "reduction", "product" (of matrices) or "axis"; "warning", what a vendor's compiler says itself.
       size: rounds of a loop, multiplications of a product, programs along an axis; None where only run time knows.
       index: which axis; None for loops.
       good: whether it runs in vectors, or in parallel.
-      kind: the reason in one word ("strided", "same-block"); of a product its sizes, m×n×k.
+      kind: the reason in one word ("strided", "same-block"); of a product its sizes, m×n×k; who warns.
       why: the reason as part of a sentence.
       where: the user's lines, `file:line (function)`.
     """
@@ -61,6 +61,8 @@ class Remark:
             return f"axis {self.index}" + (f" ({count_of(self.size, 'program')})" if self.size is not None else "")
         if self.subject == "product":
             return f"product {self.kind}"
+        if self.subject == "warning":
+            return self.kind
         return f"{self.subject} of {'?' if self.size is None else f'{self.size:,}'}"
 
     @property
@@ -70,6 +72,8 @@ class Remark:
             return "in parallel" if self.good else "in order"
         if self.subject == "product":
             return "by a packed kernel, in vectors"
+        if self.subject == "warning":
+            return "warns"
         return "in vectors" if self.good else "one element at a time"
 
     @property
@@ -158,7 +162,7 @@ class CompiledCall:
             "refusal": None if self.refusal is None else dataclasses.asdict(self.refusal),
             "facts": {f.key: f.value for f in self.facts},
             "axes": [remark(r) for r in self.remarks if r.subject == "axis"],
-            "loops": [remark(r) for r in self.remarks if r.subject != "axis"],
+            "loops": [remark(r) for r in self.remarks if r.subject not in ("axis", "warning")],
             "stages": list(self._stages),
         }
 

@@ -2,8 +2,9 @@
 
     python -P worker.py FILE IDLE_SECONDS MEMORY_BYTES
 
-FILE is a Python file with `compile(job: dict) -> dict`, which calls a vendor's compiler. Neither this file nor FILE
-imports palladion or jax: a process that only compiles is there in less than half a second.
+FILE is a Python file with `compile(job: dict) -> dict`, which calls a vendor's compiler, and where that takes more than
+imports, `prepare()`, which loads it: a compiler that cannot be loaded is told apart from one that a job breaks. Neither
+this file nor FILE imports palladion or jax: a process that only compiles is there in less than half a second.
 
 Requests come on standard input and replies go to what was standard output, as frames: eight bytes of length, then a
 pickle. What the compiler itself prints goes to standard error, which the parent keeps. A vendor's compiler may abort,
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 LENGTH = struct.Struct("<Q")
-STARTED, DONE, FAILED, MEMORY = "started", "done", "failed", "memory"
+STARTED, READY, DONE, FAILED, MEMORY = "started", "ready", "done", "failed", "memory"
 GRACE_SECONDS = 30  # after the parent's own limit: it may be gone
 
 
@@ -45,6 +46,7 @@ def main(file: str, idle: int, memory: int) -> None:
             if compile is None:
                 sys.path[:] = path
                 compile = _load(file)
+            send(replies, (READY,))
             reply: tuple[Any, ...] = (DONE, compile(job))
         except MemoryError as error:
             reply = (MEMORY, str(error))
@@ -73,6 +75,7 @@ def _load(file: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    getattr(module, "prepare", lambda: None)()
     return module.compile
 
 

@@ -6,6 +6,7 @@ IR already; they are run here. It keeps what it compiled in its own cache on dis
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -25,11 +26,16 @@ STAGES = ("ttgir", "llir", "ptx")
 def compile(job: dict[str, Any]) -> dict[str, Any]:
     """Compile one module, or disassemble machine code.
 
-    Arguments: job: `module` (Triton IR as text), `sm` (90), `num_warps`, `num_stages`; or `cubin`.
+    Arguments: job: `module` (Triton IR as text), `sm` (90), `num_warps`, `num_stages`, `variables` (Triton's of the
+      environment, which may have changed since this process began); or `cubin`.
     Returns: `code` (text by stage), `cubin`, `registers`, `spill_bytes`, `shared_bytes`, `tensor_memory` (columns),
       `warps`, `seconds`; or `sass`.
     Raises: what Triton raises.
     """
+    if "variables" in job:
+        for name in [k for k in os.environ if k.startswith("TRITON_")]:
+            del os.environ[name]
+        os.environ.update(job["variables"])
     with tempfile.TemporaryDirectory(prefix="palladion-triton-") as folder:
         if "cubin" in job:
             return {"sass": _tool(knobs.nvidia.nvdisasm, "-c", Path(folder), job["cubin"])}

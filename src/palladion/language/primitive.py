@@ -112,7 +112,7 @@ jaxlink.find_collective_ids(_collective_ids)
 
 def _lowering(platform):
     def rule(ctx, *args, **params):
-        executor = executors.for_lowering(platform, params["interpret"], params["compiler_params"])
+        executor = executors.for_lowering(platform, params["interpret"], params["compiler_params"], params)
         return executor.lower(ctx, *args, **params)
 
     return rule

@@ -43,6 +43,7 @@ and what is wrong with it. Calls without `interpret=` are interpreted, those for
             cpu: native code for this machine
             tpu:v4i, v4, v5e, v5p, v6e, v7x: by libtpu, for a TPU that need not be here
             triton:sm_80, sm_86, sm_89, sm_90, sm_100, sm_120: by Triton, for a GPU that need not be here
+            gpu:sm_90a, gpu:sm_100a: by the Mosaic GPU compiler and NVRTC, for a GPU that need not be here
             gpu:h100, gpu:b200: run calls without `interpret=` on a simulated GPU, races looked for
 
 Exit status: 1 when a finding is an error or a target refuses a call, 2 when the program fails, 0 otherwise."""
@@ -164,15 +165,29 @@ def _parse(argv: Sequence[str]) -> _Options | None:
     if not words:
         raise _Usage("name the program to check: palladion check FILE [ARGS...].")
     file, *arguments = words
-    if "--json" in arguments:  # also after FILE, as people write it; a program's own --json comes after "--"
-        own = arguments.index("--") if "--" in arguments else len(arguments)
-        as_json = as_json or "--json" in arguments[:own]
-        arguments = [a for a in arguments[:own] if a != "--json"] + arguments[own + 1 :]
+    if "--json" in arguments or "--target" in arguments:  # also after FILE, as people write them
+        as_json, arguments = _after_file(arguments, as_json, targets)
     if not os.path.exists(file):
         raise _Usage(f"there is no file {file}.")
     if os.path.isdir(file):
         raise _Usage(f"{file} is a folder; name the Python file to run.")
     return _Options(file, tuple(arguments), as_json, tuple(dict.fromkeys(targets)))
+
+
+def _after_file(arguments: list[str], as_json: bool, targets: list[str]) -> tuple[bool, list[str]]:
+    """Takes out options of ours that stand after FILE: `--json`, and `--target` with a target that we know. A program's
+    own come after "--"."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    words, own = arguments[:end], []
+    while words:
+        word = words.pop(0)
+        if word == "--target" and words and words[0] in (*TARGETS, *GPUS):
+            targets.append(_target(words.pop(0)))
+        elif word == "--json":
+            as_json = True
+        else:
+            own.append(word)
+    return as_json, own + arguments[end + 1 :]
 
 
 def _target(name: str) -> str:

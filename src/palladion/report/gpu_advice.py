@@ -26,6 +26,7 @@ from jax import lax
 from palladion import jaxlink, locations
 from palladion.errors import Finding
 from palladion.language.gpu import barriers, copies, mma, tcgen05
+from palladion.language.gpu.arch import arch_of, equations
 from palladion.language.gpu.layout_inference import _Analysis
 from palladion.language.gpu.memory import MemorySpace, SwizzleTransform
 from palladion.language.gpu.mesh import Mesh
@@ -37,7 +38,6 @@ from palladion.report.targets import Target
 from palladion.report.text import bytes_text
 from palladion.simulator.code import placeholders
 from palladion.simulator.gpu.chip import CHIPS
-from palladion.simulator.gpu.limits import arch_of, equations
 from palladion.simulator.gpu.views import End
 
 KIND = "performance"

@@ -21,6 +21,7 @@ from palladion import executors
 from palladion.compiler.reports import Refusal
 from palladion.errors import Finding, KernelFinding
 from palladion.language.check import check_kernel
+from palladion.language.gpu.arch import equations
 from palladion.language.gpu.layouts import layout_cast_p
 from palladion.language.gpu.mesh import Mesh
 from palladion.language.gpu.mma import mma_p
@@ -31,7 +32,6 @@ from palladion.report.calls import Call
 from palladion.report.targets import Target, target_of
 from palladion.simulator import calls
 from palladion.simulator import report as simulation
-from palladion.simulator.gpu import limits
 from palladion.simulator.gpu import run as gpu
 
 GPUS = {"gpu:h100": "sm_90a", "gpu:b200": "sm_100a"}  # names of targets, and the architectures
@@ -144,7 +144,7 @@ def _only_on_gpus(params: dict[str, Any]) -> bool:
     if isinstance(params.get("mesh"), Mesh):
         return True
     jaxpr = params["jaxpr"]
-    pure = any(e.primitive in (layout_cast_p, mma_p) for e in limits.equations(jaxpr))
+    pure = any(e.primitive in (layout_cast_p, mma_p) for e in equations(jaxpr))
     return pure or any(isinstance(effect, GPUEffect) for effect in jaxpr.effects)
 
 
@@ -165,7 +165,7 @@ def lower(ctx: Any, *args: Any, **params: Any) -> Any:
     """The lowering rule of `pallas_call`: one host callback for all machines; the devices of a shard_map meet in it."""
     machines = _machines(params)
     if not machines:
-        executor = executors.for_lowering(ctx.module_context.platforms[0], False, params["compiler_params"])
+        executor = executors.for_lowering(ctx.module_context.platforms[0], False, params["compiler_params"], params)
         return executor.lower(ctx, *args, **_otherwise(params))
     return calls.lower(ctx, functools.partial(_simulate, machines, params), args)
 

@@ -1,6 +1,7 @@
 """The cache of object code: what is a hit, what is damaged, who may use the folder; and JAX's own cache on top."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import stat
@@ -14,6 +15,7 @@ import pytest
 import palladion
 from compiler.cpu import kernels
 from palladion import config
+from palladion.compiler import disk
 from palladion.compiler.cpu import cache, runtime, target
 from palladion.errors import PalladionWarning
 
@@ -24,9 +26,9 @@ TESTS = pathlib.Path(__file__).resolve().parents[2]
 def folder(tmp_path):
     """An empty cache folder, and an empty memory."""
     with config.state("cache_dir")(str(tmp_path / "cache")):
-        cache._memory.clear()
+        cache._store.memory.clear()
         yield tmp_path / "cache"
-    cache._memory.clear()
+    cache._store.memory.clear()
 
 
 class Build:
@@ -62,7 +64,7 @@ def test_a_miss_builds_and_hits_do_not(folder):
     first = cache.cached("a source", build)
     assert not first.from_disk and first.code[:4] == b"\x7fELF" and build.calls == 1
     assert cache.cached("a source", build) is first
-    cache._memory.clear()
+    cache._store.memory.clear()
     again = cache.cached("a source", build)
     assert again.from_disk and (again.code, again.extra) == (first.code, {"shape": [4]}) and build.calls == 1
     cache.cached("another source", build)
@@ -72,7 +74,7 @@ def test_a_miss_builds_and_hits_do_not(folder):
 def test_what_is_found_runs(folder):
     m, d = kernels.add((3,), name="found")
     cache.cached(str(m), lambda: (m, None))
-    cache._memory.clear()
+    cache._store.memory.clear()
     assert cache.cached(str(m), lambda: pytest.fail("built again")).from_disk
     key = runtime.load(m, d)
     np.testing.assert_array_equal(runtime.call(key, np.ones(3, "f"), np.ones(3, "f"))[0], 2)
@@ -108,7 +110,7 @@ def test_load_cached_builds_once_and_remembers_the_description(folder):
         return m, d
 
     key, first = runtime.load_cached("two phases of 64", build)
-    cache._memory.clear()
+    cache._store.memory.clear()
     again, second = runtime.load_cached("two phases of 64", build)
     assert (again, second, len(calls)) == (key, first, 1) and second == d
     x = np.arange(64, dtype="f")
@@ -119,7 +121,7 @@ def test_every_field_of_a_description_survives_the_disk():
     a, b = runtime.Array((2, 3), "float32"), runtime.Array((), "bfloat16")
     phases = (runtime.Phase("f", 1, 9, parallel=False, cost_ns=77, chunk=3), runtime.Phase("g", 0, 0))
     d = runtime.KernelDescription("n", (a, b), (a,), phases, 128, ((0, 0),), 5, ("one", "two"), True)
-    entry = cache.json.loads(cache.json.dumps(runtime._to_json(d)))
+    entry = json.loads(json.dumps(runtime._to_json(d)))
     assert runtime._from_json(entry) == d
 
 
@@ -155,14 +157,14 @@ def _flip(data, at):
     [
         lambda data: b"",
         lambda data: data[:10],
-        lambda data: data[: len(cache.MAGIC) + 20],
+        lambda data: data[: len(disk.MAGIC) + 20],
         lambda data: data[:-1],
         lambda data: data[: len(data) // 2],
         lambda data: data + b"x",
         lambda data: _flip(data, 0),
-        lambda data: _flip(data, len(cache.MAGIC) + 3),  # the checksum
-        lambda data: _flip(data, len(cache.MAGIC) + 33),  # the length of the JSON
-        lambda data: _flip(data, len(cache.MAGIC) + 42),  # the JSON
+        lambda data: _flip(data, len(disk.MAGIC) + 3),  # the checksum
+        lambda data: _flip(data, len(disk.MAGIC) + 33),  # the length of the JSON
+        lambda data: _flip(data, len(disk.MAGIC) + 42),  # the JSON
         lambda data: _flip(data, len(data) - 40),
         lambda data: b"\x7fELF" + bytes(5000),
     ],
@@ -173,11 +175,11 @@ def test_a_damaged_entry_is_built_again_and_repaired(folder, damage):
     (path,) = files(folder)
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
-    cache._memory.clear()
+    cache._store.memory.clear()
     again = cache.cached("to be damaged", build)
     assert build.calls == 2 and not again.from_disk and again.code == good.code
     assert path.read_bytes() == whole
-    cache._memory.clear()
+    cache._store.memory.clear()
     assert cache.cached("to be damaged", build).from_disk
 
 
@@ -209,7 +211,7 @@ def test_without_a_usable_folder_memory_remembers(tmp_path, place):
     names = {"under a file": tmp_path / "file" / "cache", "proc": "/proc/nowhere/cache", "none": None, "empty": ""}
     build = Build()
     with config.state("cache_dir")(names[place]):
-        cache._memory.clear()
+        cache._store.memory.clear()
         for _ in range(2):
             assert cache.cached(f"no folder: {place}", build).code
     assert build.calls == 1
@@ -219,7 +221,7 @@ def test_a_disk_that_is_full_is_no_error(folder, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     assert cache.cached("on a full disk", Build()).code
     assert files(folder) == []
 
@@ -300,4 +302,4 @@ def test_two_processes_at_once(tmp_path):
         assert finish(process).strip() == "done"
     found = files(tmp_path / "cache")
     assert len(found) == 30 and all(p.suffix == ".o" for p in found)  # 29 kernels and the runtime; no leftovers
-    assert all(cache.read(p) is not None for p in found)
+    assert all(disk.read(p) is not None for p in found)

@@ -304,7 +304,7 @@ def test_a_call_that_the_disk_knows_is_not_lowered_again(tmp_path, monkeypatch):
     with config.state("cache_dir")(str(tmp_path)):
         first = compile.compile_call(compile._Key(params_of(rows(softmax_kernel, n=72), sds(72, 512))))
         compile.compile_call.cache_clear()
-        cache._memory.clear()
+        cache._store.memory.clear()
         monkeypatch.setattr(compile, "make_unit", lambda params: pytest.fail("lowered again"))
         again = compile.compile_call(compile._Key(params_of(rows(softmax_kernel, n=72), sds(72, 512))))
     assert again == first
@@ -318,7 +318,7 @@ def test_a_kernel_that_prints_works_from_the_disk(tmp_path, capfd):
     with config.state("cache_dir")(str(tmp_path)):
         for _ in range(2):
             compile.compile_call.cache_clear()
-            cache._memory.clear()
+            cache._store.memory.clear()
             jax.clear_caches()
             rows(kernel, n=8, compiler_params=plcpu.CompilerParams())(jnp.ones((8, 512)))
             jax.effects_barrier()

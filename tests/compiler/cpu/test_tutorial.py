@@ -19,10 +19,10 @@ from palladion import executors
 
 lookup = executors.for_lowering
 
-def native(platform, interpret, compiler_params=None):
+def native(platform, interpret, *rest):
     if interpret is True and platform == "cpu":
         return importlib.import_module(executors.NATIVE_CPU)
-    return lookup(platform, interpret, compiler_params)
+    return lookup(platform, interpret, *rest)
 
 executors.for_lowering = native
 sys.argv = [sys.argv[1]]

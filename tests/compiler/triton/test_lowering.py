@@ -215,7 +215,7 @@ def test_a_gpu_call_is_xlas_custom_call(monkeypatch):
     from palladion.compiler.triton import lower
 
     found = executors.for_lowering
-    monkeypatch.setattr(executors, "for_lowering", lambda p, i, c=None: lower if p == "cuda" else found(p, i, c))
+    monkeypatch.setattr(executors, "for_lowering", lambda p, *rest: lower if p == "cuda" else found(p, *rest))
     call = matmul(256, 64, 32, 4, 2)
     shapes = [sds((256, 256), "bfloat16")] * 2
     text = jax.jit(call).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
@@ -230,7 +230,7 @@ def test_no_programs_no_kernel(monkeypatch):
     from palladion.compiler.triton import lower
 
     found = executors.for_lowering
-    monkeypatch.setattr(executors, "for_lowering", lambda p, i, c=None: lower if p == "cuda" else found(p, i, c))
+    monkeypatch.setattr(executors, "for_lowering", lambda p, *rest: lower if p == "cuda" else found(p, *rest))
     call = pl.pallas_call(lambda x_ref, o_ref: None, sds((8,)), grid=(0,))
     text = jax.jit(call).trace(draw(8)).lower(lowering_platforms=("cuda",)).as_text()
     assert "custom_call" not in text

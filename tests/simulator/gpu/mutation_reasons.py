@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from palladion.language.gpu.arch import equations
 from palladion.language.gpu.views import MulticastRef, PeerMemRef
-from palladion.simulator.gpu.limits import equations
 from simulator.gpu import mutations
 from simulator.gpu.mutation_kernel import ASYNC, SIGNALS, WAITS, Kernel, deafened
 from simulator.gpu.mutations import Mutant, walk

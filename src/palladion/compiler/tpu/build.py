@@ -16,8 +16,9 @@ from jaxlib.mlir.dialects import arith, vector
 from jaxlib.mosaic.python import tpu
 
 from palladion.compiler.tpu.context import attr as attr
-from palladion.compiler.tpu.context import scalar
-from palladion.compiler.tpu.kinds import i32, typed
+from palladion.compiler.tpu.context import constant as any_constant
+from palladion.compiler.tpu.context import place, scalar
+from palladion.compiler.tpu.kinds import i32, integer, typed
 
 
 def is_vector(x: ir.Value) -> bool:
@@ -25,11 +26,13 @@ def is_vector(x: ir.Value) -> bool:
 
 
 def shape_of(x: ir.Value) -> tuple[int, ...]:
-    return tuple(x.type.shape) if isinstance(x.type, ir.VectorType) else ()
+    kind = x.type
+    return tuple(kind.shape) if isinstance(kind, ir.VectorType) else ()
 
 
 def element_of(x: ir.Value) -> ir.Type:
-    return x.type.element_type if isinstance(x.type, ir.VectorType) else x.type
+    kind = x.type
+    return kind.element_type if isinstance(kind, ir.VectorType) else kind
 
 
 def like(x: ir.Value, element: ir.Type) -> ir.Type:
@@ -52,8 +55,8 @@ def number(element: ir.Type, value: Any) -> ir.Attribute:
 def full(kind: ir.Type, value: Any) -> ir.Value:
     """A constant: a scalar, or a vector all of whose elements are one number."""
     if isinstance(kind, ir.VectorType):
-        return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, number(kind.element_type, value)))
-    return scalar(kind, number(kind, value), arith.constant)
+        return any_constant(kind, ir.DenseElementsAttr.get_splat(kind, number(kind.element_type, value)))
+    return scalar(kind, number(kind, value))
 
 
 def constant(value: int) -> ir.Value:
@@ -64,7 +67,7 @@ def constant(value: int) -> ir.Value:
 def index(value: Any) -> ir.Value:
     """An `index`, of a Python integer or an integer value."""
     if isinstance(value, (int, np.integer)):
-        return full(ir.IndexType.get(), value)
+        return place(int(value))
     return value if isinstance(value.type, ir.IndexType) else arith.index_cast(ir.IndexType.get(), value)
 
 
@@ -98,7 +101,8 @@ def on_words(operation: Any) -> Any:
 
     @functools.wraps(operation)
     def run(x: ir.Value, *args: Any, **kwargs: Any) -> ir.Value:
-        if is_mask(x) and is_vector(x):
+        kind = x.type
+        if isinstance(kind, ir.VectorType) and kind.element_type == integer(1):
             return as_mask(operation(as_words(x), *args, **kwargs))
         return operation(x, *args, **kwargs)
 

@@ -19,6 +19,7 @@ from jaxlib.mlir.dialects import arith
 
 from palladion import jaxlink, locations
 from palladion.compiler.tpu import build
+from palladion.compiler.tpu.context import element
 from palladion.compiler.tpu.kinds import Refusal, element_type, typed
 from palladion.errors import UnsupportedPrimitive, explain
 from palladion.language.tpu.params import LoweringException
@@ -46,13 +47,16 @@ class Ref:
     @functools.cached_property
     def space(self) -> str:
         """Mosaic's name of the memory: "vmem", "smem" …"""
-        text = str(self.value.type.memory_space)
-        return text.partition("<")[2].rstrip(">")
+        return element(self.value.type.memory_space, _space_named)
 
     @functools.cached_property
     def is_plain(self) -> bool:
         """Whether all of it can be read and written as one vector."""
         return bool(self.aval.shape) and not self.squeezed and self.space == "vmem"
+
+
+def _space_named(attribute: ir.Attribute) -> str:
+    return str(attribute).partition("<")[2].rstrip(">")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,10 @@ class Empty:
 
 def _without_elements(eqn: Any) -> bool:
     """Whether an equation gives nothing but values without elements (a store of such a value does nothing)."""
-    return bool(eqn.outvars) and all(0 in getattr(v.aval, "shape", ()) for v in eqn.outvars)
+    for var in eqn.outvars:
+        if 0 not in getattr(var.aval, "shape", ()):
+            return False
+    return bool(eqn.outvars)
 
 
 @dataclasses.dataclass
@@ -78,7 +85,7 @@ class Kernel:
       devices: {axis name: size} of the mesh of devices around the call, in order; None where there is none.
       checks: whether `pl.debug_check` checks.
       globals: Refs for equations that allocate for the whole call, by the equation's first result.
-      started, waited: copies under way: semaphores' root Refs, with the line that started the copy.
+      started, waited: copies: semaphores' root Refs, with the line that first started, or waited for, one of them.
       params: the call's compiler parameters.
     """
 
@@ -89,7 +96,7 @@ class Kernel:
     checks: bool = False
     globals: dict[int, Ref] = dataclasses.field(default_factory=dict)
     started: dict[Ref, str | None] = dataclasses.field(default_factory=dict)
-    waited: set[Ref] = dataclasses.field(default_factory=set)
+    waited: dict[Ref, str | None] = dataclasses.field(default_factory=dict)
     params: Any = None
 
 
@@ -137,6 +144,10 @@ class Emitter:
             if "\n  at: " in str(error):  # told already, by an equation inside this one
                 raise
             raise _refused(eqn, error, self.where()) from error
+        except (UnsupportedPrimitive, LoweringException):
+            raise
+        except Exception as error:
+            raise _failed(eqn, error, self.where(), [self.read(a, env) for a in eqn.invars]) from error
 
     def where(self) -> str | None:
         """The user's line of the equation under way; JAX's own functions have none, so it is their caller's."""
@@ -204,6 +215,8 @@ def literal(x: Any, aval: Any) -> ir.Value | Empty:
 
     Raises: Refusal: a large array of different numbers, which Mosaic has no constants for.
     """
+    if not aval.shape:
+        return build.full(element_type(aval.dtype), x)
     array = np.asarray(x)
     if not array.size:
         return Empty(array.shape)
@@ -236,6 +249,17 @@ def _refused(eqn: Any, error: Exception, where: str | None) -> LoweringException
     said = next((line for line in lines if "error:" in line), lines[0] if lines else type(error).__name__)
     headline = f"`{eqn.primitive}` cannot be compiled for TPU: Mosaic refuses the operation."
     return LoweringException(explain(headline, where=where, Mosaic=said))
+
+
+def _failed(eqn: Any, error: Exception, where: str | None, inputs: Sequence[Any]) -> LoweringException:
+    """An exception that no rule means to raise: told at the user's line all the same."""
+    called = f"`{eqn.primitive}` cannot be compiled for TPU: "
+    if any(isinstance(x, Empty) for x in inputs):
+        shapes = ", ".join(str(x.shape) for x in inputs if isinstance(x, Empty))
+        headline = f"{called}Mosaic has no arrays without elements, such as shape {shapes}."
+        return LoweringException(explain(headline, where=where, hint="leave the operation out where there is nothing"))
+    hint = "a mistake of Palladion's own; the same written with other operations or shapes may pass"
+    return LoweringException(explain(f"{called}{type(error).__name__}: {error}", where=where, hint=hint))
 
 
 def inline(param: str) -> Callable:

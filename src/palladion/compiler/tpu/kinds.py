@@ -57,17 +57,19 @@ def space_name(space: Any) -> str:
 
     Raises: Refusal: a TPU has no such memory.
     """
-    if space not in _SPACES:
+    name = _SPACES.get(space)
+    if name is None:
         raise Refusal(f"A TPU has no memory {space}.", "pltpu.VMEM, pltpu.SMEM, pltpu.HBM, pl.ANY")
-    return _SPACES[space]
+    return name
 
 
 def space_attribute(name: str) -> ir.Attribute:
     return attr(f"#tpu.memory_space<{name}>")
 
 
+@functools.cache
 def is_bool(dtype: Any) -> bool:
-    return dtype == np.bool_
+    return bool(dtype == np.bool_)
 
 
 @functools.cache
@@ -117,7 +119,8 @@ def _element_type(dtype: Any) -> ir.Type:
         return integer(1)
     if is_integer(dtype):
         if element_bits(dtype) > 32:
-            raise Refusal(f"TPUs have no {dtype}.", f"use {'u' * is_unsigned(dtype)}int32: .astype(jnp.int32)")
+            narrow = "uint32" if is_unsigned(dtype) else "int32"
+            raise Refusal(f"TPUs have no {dtype}.", f"use {narrow}: .astype(jnp.{narrow})")
         return integer(element_bits(dtype))
     if is_float(dtype):
         if dtype == jnp.float64:
@@ -130,12 +133,16 @@ def _element_type(dtype: Any) -> ir.Type:
 
 def value_type(aval: Any) -> ir.Type:
     """The type of a value: a scalar, or a vector."""
-    return typed(tuple(aval.shape), element_type(aval.dtype))
+    return element((tuple(aval.shape), aval.dtype), _value_type)
+
+
+def _value_type(key: tuple[tuple[int, ...], Any]) -> ir.Type:
+    return typed(key[0], element_type(key[1]))
 
 
 def typed(shape: Sequence[int], element: ir.Type) -> ir.Type:
     """`element` itself for shape (), else a vector of it."""
-    if any(n == 0 for n in shape):
+    if 0 in shape:
         raise Refusal(f"Mosaic has no arrays without elements, such as shape {tuple(shape)}.", "leave them out")
     return ir.VectorType.get(tuple(shape), element) if shape else element
 
@@ -156,8 +163,13 @@ def memory_shape(aval: Any) -> tuple[int, ...]:
     return tuple(aval.shape)
 
 
-def memref_type(shape: Sequence[int], element: ir.Type, space: str) -> ir.Type:
-    return ir.MemRefType.get(tuple(shape), element, memory_space=space_attribute(space))
+def memref_type(shape: Sequence[int], of: ir.Type, space: str) -> ir.Type:
+    return element((tuple(shape), of, space), _memref_type)
+
+
+def _memref_type(key: tuple[tuple[int, ...], ir.Type, str]) -> ir.Type:
+    shape, of, space = key
+    return ir.MemRefType.get(shape, of, memory_space=space_attribute(space))
 
 
 def ref_type(aval: Any) -> ir.Type:

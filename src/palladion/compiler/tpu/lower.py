@@ -96,6 +96,7 @@ def options(params: Any) -> dict[str, Any]:
         fusion = (False,) * (mapping.num_dynamic + n - len(fusion)) + tuple(fusion)
         fusion = tuple(f for f, m in zip(fusion, _operands(mapping)) if m is None or has_elements(m))
     _check_tensor_core(given)
+    _check_sizes(given)
     effects = given.has_side_effects
     if not isinstance(effects, bool):
         effects = getattr(mosaic.TpuSideEffectType, effects.name)
@@ -123,6 +124,14 @@ def _check_tensor_core(given: CompilerParams) -> None:
         return
     headline = "pltpu.CompilerParams(opt_level=…) is for SparseCore kernels; this one runs on a TensorCore."
     raise ValueError(explain(headline, opt_level=given.opt_level, hint="leave opt_level out"))
+
+
+def _check_sizes(given: CompilerParams) -> None:
+    for name in ("vmem_limit_bytes", "internal_scratch_in_bytes", "collective_id"):
+        value, bits = getattr(given, name), 31 if name == "collective_id" else 63
+        if value is not None and value >> bits:
+            headline = f"pltpu.CompilerParams({name}={value}) is more than the {bits} bits that the compiler takes."
+            raise ValueError(explain(headline, hint="no TPU has so much: leave it out, or ask for less"))
 
 
 def _named_spaces(mappings: Sequence[Any]) -> tuple[Any, ...] | None:

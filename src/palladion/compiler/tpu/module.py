@@ -13,16 +13,16 @@ a grid on whole arrays has no windows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 from jaxlib.mosaic.python import tpu
 
-from palladion import jaxlink
+from palladion import jaxlink, locations
 from palladion.compiler.tpu import aliases, blocks, rules_refs, windows
-from palladion.compiler.tpu.context import attr, entered, function, kept
+from palladion.compiler.tpu.context import attr, entered, function, kept, new_function
 from palladion.compiler.tpu.emit import Emitter, Kernel, Ref
 from palladion.compiler.tpu.kinds import Refusal, i32, ref_type
 from palladion.compiler.tpu.rules_dma import check_waits
@@ -65,11 +65,9 @@ def _build(params: Mapping[str, Any], mapping: GridMapping, devices: Any) -> ir.
                 _Call(params, mapping, devices).emit()
             module.operation.verify()
         except Refusal as refusal:
-            raise LoweringException(
-                explain(
-                    f"The kernel {params['name']} cannot be compiled for TPU: {refusal.headline}", hint=refusal.hint
-                )
-            ) from None
+            headline = f"The kernel {params['name']} cannot be compiled for TPU: {refusal.headline}"
+            where = locations.traced_at(params["jaxpr"])
+            raise LoweringException(explain(headline, where=where, hint=refusal.hint)) from None
         except ir.MLIRError as error:
             said = str(error)
             found = re.search(r'"([^"]+)":(\d+):\d+', said)
@@ -102,18 +100,17 @@ class _Call:
         mapping, n_grid = self.mapping, len(self.grid)
         operands = (*mapping.prefetch_mappings, *self.operands)
         allocated = [e.outvars[0].aval for e in self.for_call]
-        scratch = [ref_type(a) for a in (*self.scratch, *allocated)]
-        kinds = [windows.prefetch_type(m) for m in mapping.prefetch_mappings]
-        kinds += [windows.window_type(m) for m in self.operands]
-        main = func.FuncOp("main", ([i32()] * n_grid + kinds + scratch, []))
-        self._attributes(main, len(scratch))
-        with function(main.add_entry_block()):
-            arguments = list(main.arguments)
+        scratch = [_typed(ref_type, a, a.label) for a in (*self.scratch, *allocated)]
+        kinds = [_typed(windows.prefetch_type, m, m.origin) for m in mapping.prefetch_mappings]
+        kinds += [_typed(windows.window_type, m, m.origin) for m in self.operands]
+        _, entry = new_function("main", [i32()] * n_grid + kinds + scratch, [], self._attributes(len(scratch)))
+        with function(entry):
+            arguments = list(entry.arguments)
             ids, rest = arguments[:n_grid], arguments[n_grid:]
             memory = iter(rest)
             refs = [
-                self._ref(next(memory) if has_elements(m) else None, m)
-                for m in (*mapping.prefetch_mappings, *mapping.block_mappings)
+                self._ref(next(memory) if has_elements(m) else None, m, var.aval)
+                for m, var in zip((*mapping.prefetch_mappings, *mapping.block_mappings), self.jaxpr.invars)
             ]
             buffers = rest[len(operands) :]
             refs += [Ref(b, a, a.label) for b, a in zip(buffers, self.scratch)]
@@ -122,7 +119,7 @@ class _Call:
                 kernel.globals[id(eqn)] = Ref(buffer, eqn.outvars[0].aval, eqn.outvars[0].aval.label)
             aliases.fill_read_outputs(self.params, ids, refs, _copy)
             Emitter(kernel).run(self.jaxpr, refs)
-            check_waits(kernel, self.params["name"])
+            check_waits(kernel, self.params["name"], refs[: len(refs) - len(self.scratch)])
             func.ReturnOp([])
 
     def _kernel(self, ids: Sequence[ir.Value]) -> Kernel:
@@ -139,24 +136,28 @@ class _Call:
             params=self.params["compiler_params"],
         )
 
-    def _ref(self, memory: Any, mapping: BlockMapping) -> Ref:
-        squeezed = mapping.squeezed if windows.space_of(mapping) not in blocks.LEFT_IN_PLACE else ()
-        return Ref(memory, mapping.ref_aval(), mapping.origin, squeezed)
+    def _ref(self, memory: Any, mapping: BlockMapping, aval: Any) -> Ref:
+        squeezed = mapping.squeezed
+        if squeezed and windows.space_of(mapping) in blocks.LEFT_IN_PLACE:
+            squeezed = ()
+        return Ref(memory, aval, mapping.origin, squeezed)
 
-    def _attributes(self, main: Any, n_scratch: int) -> None:
-        main.attributes["scalar_prefetch"] = attr(f"{self.mapping.num_prefetch} : i64")
-        main.attributes["scratch_operands"] = attr(f"{n_scratch} : i64")
-        main.attributes["tpu.core_type"] = attr("#tpu.core_type<tc>")
+    def _attributes(self, n_scratch: int) -> dict[str, ir.Attribute]:
+        of_all = {
+            "scalar_prefetch": attr(f"{self.mapping.num_prefetch} : i64"),
+            "scratch_operands": attr(f"{n_scratch} : i64"),
+            "tpu.core_type": attr("#tpu.core_type<tc>"),
+        }
         if not self.grid:
-            return
-        bounds = [_DYNAMIC if n is None else n for n in self.grid]
-        main.attributes["iteration_bounds"] = ir.DenseI64ArrayAttr.get(bounds)
-        main.attributes["dimension_semantics"] = ir.ArrayAttr.get(
-            [attr(f"#tpu.dimension_semantics<{s}>") for s in self._semantics()]
-        )
-        main.attributes["window_params"] = ir.ArrayAttr.get(
-            [windows.window_params(m, f"transform_{n}") for n, m in enumerate(self.operands)]
-        )
+            return of_all
+        semantics = [attr(f"#tpu.dimension_semantics<{s}>") for s in self._semantics()]
+        params = [windows.window_params(m, f"transform_{n}") for n, m in enumerate(self.operands)]
+        return {
+            **of_all,
+            "iteration_bounds": ir.DenseI64ArrayAttr.get([_DYNAMIC if n is None else n for n in self.grid]),
+            "dimension_semantics": ir.ArrayAttr.get(semantics),
+            "window_params": ir.ArrayAttr.get(params),
+        }
 
     def _semantics(self) -> list[str]:
         """What the programs along each axis may do; along an axis that vmap added they are independent."""
@@ -180,6 +181,14 @@ class _Call:
         for axis, kind in zip(axes, given):
             result[axis] = getattr(kind, "value", kind)
         return result
+
+
+def _typed(type_of: Callable[[Any], ir.Type], x: Any, name: str) -> ir.Type:
+    """The type of an operand's memory; a refusal names the operand."""
+    try:
+        return type_of(x)
+    except Refusal as refusal:
+        raise Refusal(f"{name}: {refusal.headline}", refusal.hint) from None
 
 
 def _copy(source: Ref, target: Ref) -> None:

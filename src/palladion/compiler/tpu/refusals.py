@@ -9,14 +9,14 @@ Source: messages of libtpu 0.0.51 and 0.0.52, collected by compiling one-operati
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable
 from typing import Any
 
+from palladion import locations
 from palladion.compiler import child
 from palladion.compiler.tpu.topologies import Chip
-from palladion.errors import explain
+from palladion.errors import count_of, explain
 from palladion.language.grid import BlockMapping, GridMapping
 
 
@@ -30,6 +30,14 @@ class TpuRefusal(Exception):
 
 class VmemOverflow(TpuRefusal):
     """The kernel needs more VMEM than it may use."""
+
+
+class SmemOverflow(TpuRefusal):
+    """The kernel keeps more scalars than SMEM holds."""
+
+
+class SemaphoreOverflow(TpuRefusal):
+    """The kernel has more semaphores than the chip."""
 
 
 class HbmOverflow(TpuRefusal):
@@ -100,9 +108,7 @@ def location_in(text: str) -> str | None:
     if place is None or place[2] == "-":
         return None
     function, file, line = place.groups()
-    relative = os.path.relpath(file)
-    short = file if relative.startswith("..") else relative
-    return f"{short}:{line}" + (f" ({function})" if function else "")
+    return f"{locations.shortened(file)}:{line}" + (f" ({function})" if function else "")
 
 
 def said(text: str) -> str:
@@ -128,7 +134,7 @@ def _size(text: str) -> int:
 
 
 def _mib(n: int) -> str:
-    return f"{n / (1 << 20):,.1f} MiB"
+    return f"{n / (1 << 20):,.1f} MiB" if n >= 1 << 20 else f"{n / (1 << 10):,.1f} KiB" if n >= 1 << 10 else f"{n} B"
 
 
 def overflow(need: int, of: Compiled, *, at_least: bool = False, **facts: Any) -> VmemOverflow:
@@ -144,6 +150,39 @@ def overflow(need: int, of: Compiled, *, at_least: bool = False, **facts: Any) -
 
 def _overflow(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
     return overflow(_size(match[1]), of, where=where, libtpu_says=said(text))
+
+
+def _scalars(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    need, has = (_mib(_size(n)) for n in match.groups())
+    headline = f"The kernel needs {need} of SMEM on {of.target}, which has {has}."
+    hint = "SMEM is for few scalars: keep arrays in VMEM, or in HBM (pl.ANY) and copy parts of them; block large tables"
+    return SmemOverflow(explain(headline, where=where, hint=hint, libtpu_says=said(text)), where)
+
+
+def _semaphores(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    need, has = (_size(n) // 4 for n in match.groups())
+    headline = f"The kernel has about {need:,} semaphores; {of.target} has {has:,}, a few of which the compiler needs."
+    hint = "a copy needs a semaphore only while it is under way: use those of earlier copies again"
+    return SemaphoreOverflow(explain(headline, where=where, hint=hint, libtpu_says=said(text)), where)
+
+
+def _cores(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    axis, programs, cores = match.groups()
+    has = count_of(int(cores), "TensorCore")
+    headline = f"Grid axis {axis} is core_parallel with {programs} programs, one for each core; {of.target} has {has}."
+    hint = 'dimension_semantics="parallel" lets the compiler divide an axis of any size; or pltpu.TensorCoreMesh'
+    return UnsupportedByMosaic(explain(headline, where=where, hint=hint), where)
+
+
+def _subcores(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    headline = "dimension_semantics has subcore_parallel, which is for SparseCores; this kernel runs on a TensorCore."
+    return UnsupportedByMosaic(explain(headline, where=where, hint='write "parallel" or "arbitrary"'), where)
+
+
+def _parameter(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
+    headline = f"libtpu does not know the {match[1]}, which pltpu.CompilerParams has passed to it."
+    hint = "leave it out: flags and serialization_format go to the compiler as they are"
+    return UnsupportedByMosaic(explain(headline, where=where, hint=hint, libtpu_says=said(text)), where)
 
 
 def _arrays(match: re.Match, text: str, where: str | None, of: Compiled) -> TpuRefusal:
@@ -184,13 +223,32 @@ def _unsupported(text: str, where: str | None, of: Compiled) -> TpuRefusal:
     what = f"`{operation[1]}`" if operation else "the kernel"
     first, _, more = said(text).partition(". ")
     headline = f"The Mosaic compiler does not take {what} as it stands here, on {of.target}: {first.rstrip('.')}."
-    return UnsupportedByMosaic(explain(headline, where=where, libtpu_says=more or None), where)
+    hint = next((fix for pattern, fix in _FIXES if re.search(pattern, text)), _FIXES[-1][1])
+    return UnsupportedByMosaic(explain(headline, where=where, hint=hint, libtpu_says=more or None), where)
+
+
+_FIXES = (  # by libtpu's words; the first that fits
+    (r"unsupported shape cast", "merge or split the last dimension in multiples of 128, or reshape outside the kernel"),
+    (r"scalars are supported|\((?:[^()]*, )?(?:bf16|i8|i16)\b", "scalars have 32 bits: compute in float32 or int32"),
+    (r"[Bb]ad lhs|[Uu]nsupported (?:element )?type|Invalid vector type|source element type|Conversion to",
+     "compute in a type that the chip has, such as float32, bfloat16 or int32: x.astype(…)"),
+    (r"", "other operations, types (float32, int32) or shapes (multiples of 8 and 128) may pass; or do it in "
+     "jax.numpy, outside the kernel"),
+)  # fmt: skip
 
 
 _TABLE: tuple[tuple[str, Callable[[re.Match, str, str | None, Compiled], TpuRefusal]], ...] = (
     (r"Scoped allocation with size ([\d.]+[KMG]?) and limit", _overflow),
     (r"Used ([\d.]+[KMG]?) of [\d.]+[KMG]? vmem", _overflow),
     (r"Allocation \(size=(\d+)\) would exceed memory \(size=\d+\).*?space=vmem", _overflow),
+    (r"Used ([\d.]+[KMG]?) of ([\d.]+[KMG]?) smem", _scalars),
+    (r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\).*?space=smem", _scalars),
+    (r"Used ([\d.]+[KMG]?) of ([\d.]+[KMG]?) sflag", _semaphores),
+    (r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\).*?space=sflag", _semaphores),
+    (r"Core-parallel dimension (\d+) has iteration bound: (\d+), .*?active cores: (\d+)", _cores),
+    (r"subcore_parallel is only", _subcores),
+    (r"to proto: unknown (enum value: '[^']*')", _parameter),
+    (r"Unsupported (serialization format): \d+", _parameter),
     (r"memory on HBM.*?\(([\d.]+[KMG]?)\) exceeds available HBM \(([\d.]+[KMG]?)\)", _arrays),
     (r"index in dimension (\d+) is a multiple of (\d+)", _alignment),
     (r"index at dimension (\d+) is divisible by the tile dimension (\d+)", _alignment),

@@ -69,12 +69,13 @@ def compile_call(params: dict[str, Any], target: str, mesh: Mapping[str, int] | 
 
 
 def _facts(program: aot.Program, limit: int, capacity: int, lowering: float) -> list[Fact]:
-    code = program.memory["generated_code_size_in_bytes"] - program.empty_code_bytes
+    # A call of which XLA leaves nothing, for it has no elements, has less code than the empty program.
+    code = max(0, program.memory["generated_code_size_in_bytes"] - program.empty_code_bytes)
     vmem = vmem_used(program.hlo)
     facts = [
         Fact("code_bytes", "code", code, _bytes(code)),
         Fact("vmem_bytes", "VMEM", vmem, _bytes(vmem)),
-        Fact("vmem_limit_bytes", "VMEM limit", limit, f"{limit >> 20} of {capacity >> 20} MiB"),
+        Fact("vmem_limit_bytes", "VMEM limit", limit, f"{_mib(limit)} of {capacity >> 20} MiB"),
     ]
     if "flops" in program.cost:  # the call has a cost estimate
         flops, moved = int(program.cost["flops"]), int(program.cost.get("bytes accessed", 0))
@@ -105,6 +106,11 @@ def vmem_used(hlo: str) -> int:
     used = re.findall(r'custom_call_target="tpu_custom_call".*?"used_scoped_memory_configs":\[(.*?)\]', hlo)
     spaces = [re.findall(r'"memory_space":"1","offset":"\d+","size":"(\d+)"', kernel) for kernel in used]
     return max((sum(map(int, sizes)) for sizes in spaces), default=0)
+
+
+def _mib(n: int) -> str:
+    """MiB without digits that say nothing: 16, 0.5."""
+    return f"{n / 2**20:.3g}"
 
 
 def _bytes(n: int) -> str:

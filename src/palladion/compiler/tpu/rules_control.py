@@ -1,4 +1,5 @@
-"""Conditions and loops, as `scf`. What is carried is a value each; masks are carried as `i32`."""
+"""Conditions and loops, as `scf`. What is carried is a value each; masks are carried as `i32`, scalars of 16
+bits as float32."""
 
 from __future__ import annotations
 
@@ -13,23 +14,40 @@ from palladion import jaxlink
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import constant
 from palladion.compiler.tpu.emit import RULES, Emitter
-from palladion.compiler.tpu.kinds import Refusal, i32, is_bool, value_type
+from palladion.compiler.tpu.kinds import Refusal, i32, is_bool, is_float, value_type
 from palladion.compiler.tpu.rules_elementwise import widened
 from palladion.compiler.tpu.rules_shapes import UNROLLED, pieces
 
 
 def _packed(values: Sequence[ir.Value]) -> list[ir.Value]:
-    return [build.as_words(x) if build.is_mask(x) else x for x in values]
+    return [build.as_words(x) if build.is_mask(x) else _wide(x) for x in values]
+
+
+def _wide(x: ir.Value) -> ir.Value:
+    if not _is_narrow(x.type):
+        return x
+    return arith.extf(ir.F32Type.get(), x)
+
+
+def _is_narrow(kind: ir.Type) -> bool:
+    """Whether it is a scalar float of fewer than 32 bits, which Mosaic carries nowhere."""
+    return isinstance(kind, ir.FloatType) and not isinstance(kind, ir.F32Type)
 
 
 def _unpacked(values: Sequence[ir.Value], avals: Sequence[Any]) -> list[ir.Value]:
-    return [build.as_mask(x) if is_bool(a.dtype) else x for x, a in zip(values, avals)]
+    return [build.as_mask(x) if is_bool(a.dtype) else _narrow(x, a) for x, a in zip(values, avals)]
+
+
+def _narrow(x: Any, aval: Any) -> Any:
+    if aval.shape or not is_float(aval.dtype) or x.type == (kind := value_type(aval)):
+        return x
+    return arith.truncf(kind, x)
 
 
 def _carried_type(aval: Any) -> ir.Type:
     kind = value_type(aval)
     if not is_bool(aval.dtype):
-        return kind
+        return ir.F32Type.get() if _is_narrow(kind) else kind
     return ir.VectorType.get(kind.shape, i32()) if isinstance(kind, ir.VectorType) else i32()
 
 

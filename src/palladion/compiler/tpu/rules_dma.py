@@ -6,7 +6,7 @@ kernel inherits: `check_waits` finds those that are plain to see.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -117,19 +117,32 @@ def _wait(ev: Emitter, eqn, *operands):
         source, target = source, source
     device, core = device_number(ev, copy.device_id, params["device_id_type"])
     tpu.wait_dma2(_semaphore(view), source, target, device_id=device, core_id=core)
-    ev.kernel.waited.add(view.ref)
+    ev.kernel.waited.setdefault(view.ref, ev.where())
     return []
 
 
-def check_waits(kernel: Kernel, name: str) -> None:
-    """Raise LoweringException for a copy whose semaphore no equation of the kernel waits on."""
+def check_waits(kernel: Kernel, name: str, operands: Collection[Ref]) -> None:
+    """Raise LoweringException for copies that are started and not waited for, or waited for and not started.
+
+    Arguments: operands: Refs of the call's operands, whose semaphores other kernels may wait on.
+    """
     for ref, where in kernel.started.items():
-        if ref not in kernel.waited:
+        if ref not in kernel.waited and ref not in operands:
             raise LoweringException(
                 explain(
                     f"A copy in the kernel {name} signals {ref.label}, and nothing waits for it.",
                     where=where,
                     hint="copy.wait() before the data is used, and before the kernel ends: the compiler does not check",
+                )
+            )
+    for ref, where in kernel.waited.items():
+        if ref not in kernel.started and ref not in operands:
+            raise LoweringException(
+                explain(
+                    f"The kernel {name} waits for a copy that signals {ref.label}, and no copy in it does: it would "
+                    "wait forever.",
+                    where=where,
+                    hint="copy.start() before copy.wait(), with the same semaphore",
                 )
             )
 

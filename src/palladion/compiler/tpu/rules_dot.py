@@ -18,8 +18,8 @@ from jaxlib.mosaic.python import tpu
 
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import full, reshape, shape_of
-from palladion.compiler.tpu.emit import RULES, Emitter
-from palladion.compiler.tpu.kinds import element_bits, is_float, is_unsigned, typed
+from palladion.compiler.tpu.emit import RULES, Emitter, Empty
+from palladion.compiler.tpu.kinds import element_bits, is_float, is_unsigned, typed, value_type
 from palladion.compiler.tpu.rules_casts import convert
 
 _PASSES = {
@@ -33,6 +33,8 @@ _PASSES = {
 @RULES.rule(lax.dot_general_p)
 def _dot_general(ev: Emitter, eqn, left, right):
     (contract, batch), out = eqn.params["dimension_numbers"], eqn.outvars[0].aval
+    if isinstance(left, Empty) or isinstance(right, Empty):  # a sum of nothing
+        return full(value_type(out), 0)
     left, left_kind = _operand(ev, eqn, left, eqn.invars[0].aval.dtype)
     right, right_kind = _operand(ev, eqn, right, eqn.invars[1].aval.dtype)
     floats = is_float(left_kind)

@@ -27,20 +27,21 @@ from palladion.language import ops
 
 # --- widening ---------------------------------------------------------------------------------------------------------
 def widened(x: ir.Value, dtype: Any) -> ir.Value:
-    """An integer in 32 bits, an 8-bit float in float32; others as they are."""
+    """An integer in 32 bits, an 8-bit float or a scalar of 16 bits in float32; others as they are."""
     if is_bool(dtype):
         return x
     if is_float(dtype):
-        return arith.extf(like(x, ir.F32Type.get()), x) if element_bits(dtype) < 16 else x
+        least = 16 if build.is_vector(x) else 32  # the scalar unit has 32 bits only
+        return arith.extf(like(x, ir.F32Type.get()), x) if element_bits(dtype) < least else x
     if element_bits(dtype) == 32:
         return x
     return (arith.extui if is_unsigned(dtype) else arith.extsi)(like(x, i32()), x)
 
 
 def widened_type(dtype: Any) -> ir.Type:
-    """The type of elements that `widened` gives."""
+    """A type of elements that holds what `widened` gives."""
     if is_float(dtype):
-        return ir.F32Type.get() if element_bits(dtype) < 16 else element_type(dtype)
+        return ir.F32Type.get()
     return element_type(dtype) if is_bool(dtype) else i32()
 
 
@@ -53,7 +54,20 @@ def narrowed(x: ir.Value, aval: Any) -> ir.Value:
 
 
 def float32(x: ir.Value, dtype: Any) -> ir.Value:
-    return x if dtype == jnp.float32 else arith.extf(like(x, ir.F32Type.get()), x)
+    wide = like(x, ir.F32Type.get())
+    return x if x.type == wide else arith.extf(wide, x)
+
+
+def in_vectors(emit: Callable) -> Callable:
+    """An operation that the scalar unit has not, or not for narrow integers, to which Mosaic's simplifier turns back
+    what was widened: scalars go through a vector of one element."""
+
+    def run(*values: ir.Value) -> ir.Value:
+        if build.is_vector(values[0]) or all(build.is_mask(x) for x in values):
+            return emit(*values)
+        return build.extract(emit(*[splat(x, (1, 1)) for x in values]))
+
+    return run
 
 
 def lifted(eqn: Any, inputs: Sequence[ir.Value]) -> list[ir.Value]:
@@ -153,7 +167,7 @@ def _least_or_greatest(greatest: bool, dtype: Any) -> Callable:
     return by_difference
 
 
-_AND, _OR, _XOR = arith.andi, arith.ori, arith.xori
+_AND, _OR, _XOR = in_vectors(arith.andi), in_vectors(arith.ori), in_vectors(arith.xori)
 _TABLE: dict[Any, Callable] = {
     lax.add_p: _by_kind(arith.addf, arith.addi, bools=_OR),
     jaxlink.add_any_p: _by_kind(arith.addf, arith.addi, bools=_OR),
@@ -185,7 +199,7 @@ _TABLE: dict[Any, Callable] = {
     lax.or_p: _by_kind(None, _OR, _OR, _OR),
     lax.xor_p: _by_kind(None, _XOR, _XOR, _XOR),
     lax.not_p: _by_kind(None, _not, _not, _not),
-    lax.population_count_p: _by_kind(None, math.ctpop),
+    lax.population_count_p: _by_kind(None, in_vectors(math.ctpop)),
 }
 for _primitive, _rule in _TABLE.items():
     RULES.rule(_primitive)(_rule)
@@ -219,7 +233,7 @@ def _pow(ev: Emitter, eqn, *inputs):
     base = float32(base, eqn.invars[0].aval.dtype)
     kind = eqn.invars[1].aval.dtype
     exponent = float32(exponent, kind) if is_float(kind) else arith.sitofp(base.type, widened(exponent, kind))
-    return narrowed(math.powf(base, exponent), aval)
+    return narrowed(in_vectors(math.powf)(base, exponent), aval)
 
 
 @RULES.rule(lax.integer_pow_p)
@@ -328,6 +342,9 @@ def choose(condition: ir.Value, yes: ir.Value, no: ir.Value) -> ir.Value:
     """`yes` where a mask (or scalar) holds, `no` elsewhere; both of one type."""
     if build.is_vector(yes) and not build.is_vector(condition):
         condition = splat(condition, build.shape_of(yes))
+    if not build.is_vector(yes) and (narrow := build.widening(build.element_of(yes))) is not None:
+        up, down, wide = narrow  # scalars have 32 bits
+        return down(yes.type, in_vectors(arith.select)(condition, up(wide, yes), up(wide, no)))
     if build.is_mask(yes):
         return arith.ori(arith.andi(condition, yes), arith.andi(_not(condition), no))
     return arith.select(condition, yes, no)

@@ -22,7 +22,7 @@ from palladion import jaxlink
 from palladion.compiler.tpu import build
 from palladion.compiler.tpu.build import constant, full, iota, like, reshape, shape_of
 from palladion.compiler.tpu.emit import RULES, Emitter, Empty
-from palladion.compiler.tpu.kinds import i32, is_bool, is_float, is_unsigned, typed
+from palladion.compiler.tpu.kinds import i32, is_bool, is_float, is_unsigned, typed, value_type
 from palladion.compiler.tpu.rules_casts import convert
 from palladion.compiler.tpu.rules_elementwise import choose, narrowed, widened, widened_type
 from palladion.compiler.tpu.rules_shapes import strided
@@ -108,6 +108,8 @@ def _halved(x: ir.Value, dtype: Any, kind: str, axis: int) -> ir.Value:
 def _reduction(kind: str) -> Callable:
     def rule(ev: Emitter, eqn, x):
         aval, dtype = eqn.outvars[0].aval, eqn.invars[0].aval.dtype
+        if is_bool(dtype) and kind in ("max", "min") and not isinstance(x, Empty):
+            return _mask_reduction(kind)(ev, eqn, x)
         if isinstance(x, Empty):
             return narrowed(full(typed(aval.shape, widened_type(dtype)), _START[kind](dtype)), aval)
         result = reduce(widened(x, dtype), dtype, kind, eqn.params["axes"])
@@ -121,6 +123,8 @@ def _mask_reduction(kind: str) -> Callable:
         dtype = eqn.invars[0].aval.dtype
         if not is_bool(dtype):
             raise ev.refuse(eqn, f"{eqn.primitive} of {dtype}")
+        if isinstance(x, Empty):
+            return full(value_type(eqn.outvars[0].aval), kind == "min")
         words = reduce(build.as_words(x), jnp.dtype("int32"), kind, eqn.params["axes"])
         return build.as_mask(reshape(words, eqn.outvars[0].aval.shape))
 
@@ -147,6 +151,8 @@ def _arg_reduction(kind: str) -> Callable:
         (axis,) = eqn.params["axes"]
         shape = shape_of(x)
         kept = [1 if d == axis else n for d, n in enumerate(shape)]
+        if is_bool(dtype):
+            x, dtype = build.as_words(x), jnp.dtype("int32")
         if isinstance(build.element_of(x), ir.BF16Type):
             x, dtype = arith.extf(like(x, ir.F32Type.get()), x), jnp.dtype("float32")
         x = widened(x, dtype)

@@ -156,6 +156,8 @@ def _dynamic_slice(ev: Emitter, eqn, x, *starts):
 
 @RULES.rule(lax.dynamic_update_slice_p)
 def _dynamic_update_slice(ev: Emitter, eqn, x, update, *starts):
+    if isinstance(update, Empty):
+        return x
     shape, inside = shape_of(x), None
     for axis, (n, start, atom) in enumerate(zip(shape, starts, eqn.invars[2:])):
         size = shape_of(update)[axis]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith, func
 from palladion import jaxlink
 from palladion.compiler.tpu.blocks import LEFT_IN_PLACE
 from palladion.compiler.tpu.build import constant
-from palladion.compiler.tpu.context import attr, function
+from palladion.compiler.tpu.context import attr, copied, function, new_function
 from palladion.compiler.tpu.emit import Emitter, Kernel, Ref
 from palladion.compiler.tpu.kinds import i32, memory_element, memref_type, space_name
 from palladion.language.blocks import Blocked, Element
@@ -36,14 +36,16 @@ def space_of(mapping: BlockMapping) -> str:
     return "smem" if name == "vmem" and not mapping.array.shape else name
 
 
+def window_shape(mapping: BlockMapping) -> tuple[int, ...]:
+    """The shape of the memref that the kernel gets: a block, squeezed dimensions and all, or the array in its place."""
+    shape = mapping.array.shape if space_of(mapping) in LEFT_IN_PLACE else mapping.sizes
+    dtype: Any = mapping.array.dtype
+    return (*shape, *dtype._impl.key_shape) if jaxlink.is_opaque(dtype) else tuple(shape)
+
+
 def window_type(mapping: BlockMapping) -> ir.Type:
-    """The memref that the kernel gets: a block, squeezed dimensions and all, or the array where it lies."""
-    extra = ()
-    if jaxlink.is_opaque(mapping.array.dtype):
-        extra = mapping.array.dtype._impl.key_shape
-    space = space_of(mapping)
-    shape = mapping.array.shape if space in LEFT_IN_PLACE else mapping.sizes
-    return memref_type((*shape, *extra), memory_element(mapping.array.dtype), space)
+    """The memref that the kernel gets."""
+    return memref_type(window_shape(mapping), memory_element(mapping.array.dtype), space_of(mapping))
 
 
 def prefetch_type(mapping: BlockMapping) -> ir.Type:
@@ -55,9 +57,8 @@ def window_params(mapping: BlockMapping, name: str) -> ir.Attribute:
     """What `window_params` says of an operand."""
     if space_of(mapping) in LEFT_IN_PLACE:
         return ir.DictAttr.get({})
-    shape = tuple(ir.MemRefType(window_type(mapping)).shape)  # the window and the memref are one shape
     entry: dict[str, ir.Attribute] = {
-        "window_bounds": ir.DenseI64ArrayAttr.get(shape),
+        "window_bounds": ir.DenseI64ArrayAttr.get(window_shape(mapping)),
         "transform_indices": ir.FlatSymbolRefAttr.get(name),
     }
     if mapping.pipeline_mode is not None and mapping.pipeline_mode.buffer_count == 1:
@@ -80,30 +81,54 @@ def emit_window(mapping: BlockMapping, name: str, grid: Sequence[int | None], pr
     Arguments:
       grid: of the module; its first axes are those of the call.
     """
+    index_map = mapping.index_map
     kinds = [i32()] * len(grid) + [prefetch_type(p) for p in prefetch]
-    rank = len(ir.MemRefType(window_type(mapping)).shape)
-    transform = func.FuncOp(name, (kinds, [i32()] * rank))
-    with function(transform.add_entry_block()):
-        ids, memrefs = list(transform.arguments[: len(grid)]), list(transform.arguments[len(grid) :])
-        n_ids = len(mapping.index_map.invars) - (len(prefetch) if _takes(mapping, len(prefetch)) else 0)
-        flat = _results(mapping.index_map, ids[:n_ids], memrefs, prefetch)
+    rank = len(window_shape(mapping))
+    n_ids = len(index_map.invars) - (len(prefetch) if _takes(mapping, len(prefetch)) else 0)
+    clamps = needs_clamp(mapping, tuple(grid[:n_ids]))
+    if not index_map.eqns and not any(clamps) and not in_elements(mapping):
+        plan = tuple(_plain_results(index_map))
+        plan += (("number", 0),) * (rank - len(plan))
+        transform = copied((tuple(kinds), plan), lambda: _emit_plain(kinds, plan))
+        transform.attributes["sym_name"] = ir.StringAttr.get(name)
+        return
+    _, entry = new_function(name, kinds, [i32()] * rank)
+    with function(entry):
+        ids, memrefs = list(entry.arguments[: len(grid)]), list(entry.arguments[len(grid) :])
+        flat = _results(index_map, ids[:n_ids], memrefs, prefetch)
         indices = [index for index, _ in mapping.indices(flat)]
-        clamps = needs_clamp(mapping, tuple(grid[:n_ids]))
         indices = [_clamped(i, low, high) if c else i for i, (low, high), c in zip(indices, mapping.extents, clamps)]
         if in_elements(mapping):
             indices = [
                 arith.muli(i, constant(b.block_size)) if isinstance(b, Blocked) and b.block_size != 1 else i
                 for i, b in zip(indices, mapping.block_shape)
             ]
-        indices += [constant(0)] * (rank - len(indices))
+        if len(indices) < rank:
+            indices += [constant(0)] * (rank - len(indices))
         func.ReturnOp(indices)
+
+
+def _plain_results(index_map: Any) -> Iterator[tuple[str, int]]:
+    """What an index map without operations gives: grid indices, by their axis, and numbers."""
+    for var in index_map.outvars:
+        if isinstance(var, jaxlink.Literal):
+            yield "number", int(var.val)
+        else:
+            yield "axis", index_map.invars.index(var)
+
+
+def _emit_plain(kinds: Sequence[ir.Type], plan: Sequence[tuple[str, int]]) -> ir.Operation:
+    """The function of a window whose index map has no operations."""
+    transform, entry = new_function("transform", kinds, [i32()] * len(plan))
+    with function(entry):
+        func.ReturnOp([constant(n) if what == "number" else entry.arguments[n] for what, n in plan])
+    return transform
 
 
 def _results(index_map: Any, ids: list[ir.Value], memrefs: list[ir.Value], prefetch: Sequence[BlockMapping]) -> Any:
     """What the index map gives."""
     if not index_map.eqns:  # grid indices and numbers as they are
-        known = dict(zip(index_map.invars, ids))
-        return [constant(int(v.val)) if isinstance(v, jaxlink.Literal) else known[v] for v in index_map.outvars]
+        return [constant(n) if what == "number" else ids[n] for what, n in _plain_results(index_map)]
     refs = [Ref(m, p.ref_aval(), p.origin) for m, p in zip(memrefs, prefetch)]
     return Emitter(Kernel()).run(index_map, [*ids, *refs][: len(index_map.invars)])
 

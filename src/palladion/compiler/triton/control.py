@@ -20,7 +20,7 @@ from jaxlib.triton import dialect as tt
 from palladion import jaxlink
 from palladion.compiler.triton import emit
 from palladion.compiler.triton.elementwise import cast
-from palladion.compiler.triton.lowering import RULES, Cell, Lowering, dtype_of
+from palladion.compiler.triton.lowering import RULES, Cell, Lowering, dtype_of, type_of
 from palladion.compiler.triton.reductions import reduce_axes
 from palladion.compiler.triton.refs import Ref
 from palladion.compiler.triton.shapes import gathered
@@ -107,7 +107,7 @@ def _switch(ctx: Lowering, eqn: Any, which: Any, numbers: list[int], operands: S
     condition = arith.cmpi(arith.CmpIPredicate.slt, which, last)
     cells = _written_cells(eqn, (which, *operands))
     before = [c.value for c in cells]
-    kinds = [emit.typed(v.aval.shape, emit.element_type(v.aval.dtype)) for v in eqn.outvars]
+    kinds = [type_of(v.aval) for v in eqn.outvars]
     kinds += [emit.typed(c.block, emit.element_type(c.dtype)) for c in cells]
     op: Any = scf.IfOp(condition, kinds, has_else=True)
     after: list[list[Any]] = []

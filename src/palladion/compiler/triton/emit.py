@@ -24,6 +24,7 @@ from jaxlib.triton import dialect as tt
 sys.modules.setdefault("jaxlib.mlir.dialects.tt", tt)
 
 Value = Any  # an ir.Value; jaxlib's bindings carry no types that pyright reads
+Number = Any  # an int, or an ir.Value of 32 or 64 bits
 
 # Largest number of elements in one value: the verifier of Triton's dialect refuses more.
 MAX_ELEMENTS = 1 << 20
@@ -108,6 +109,11 @@ def like(v: Value, value: Any) -> Value:
     return full(shape_of(v), value, scalar_type(v))
 
 
+def like_i32(n: Number) -> Value:
+    """A number as a value of 32 bits."""
+    return n if isinstance(n, ir.Value) else full((), n, ir.IntegerType.get_signless(32))
+
+
 def broadcast(v: Value, shape: Sequence[int]) -> Value:
     """Spread a scalar, or a block of the same rank with dimensions of 1."""
     shape = tuple(shape)
@@ -164,7 +170,6 @@ def spread(*values: Value) -> list[Value]:
 
 
 # --- integer arithmetic on indices, with Python's integers folded ---------------------------------------------------
-Number = Any  # an int, or an ir.Value of 32 or 64 bits
 
 
 def _operands(a: Number, b: Number) -> list[Value]:

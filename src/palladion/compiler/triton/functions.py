@@ -8,7 +8,8 @@ Source: CUDA's libdevice user's guide, for the functions and the names of their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -171,8 +172,12 @@ RULES.rule(lax.clz_p)(_counting("clz", _without_padding))
 # --- functions that JAX spells out in simpler ones --------------------------------------------------------------------
 def run_function(ctx: Lowering, function: Callable[..., Any], eqn: Any, *values: Any) -> list[Any]:
     """Lower what a JAX function of arrays does, given the operands of an equation."""
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    traced = jax.make_jaxpr(function)(*shapes)
+    return run_traced(ctx, function, [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars], *values)
+
+
+def run_traced(ctx: Lowering, function: Callable[..., Any], types: Sequence[Any], *values: Any) -> list[Any]:
+    """Lower what a JAX function of arrays of some types does; equations keep the line of the one that runs."""
+    traced = jax.make_jaxpr(function)(*types)
     return ctx.run(getattr(traced, "jaxpr", traced), list(values))
 
 
@@ -183,7 +188,8 @@ for _primitive, _function in jaxlink.special_functions().items():
 @RULES.rule(jaxlink.threefry2x32_p)
 def _threefry(ctx: Lowering, eqn, *values) -> list[Any]:
     """The bits of JAX's default random generator, equal to what it gives outside."""
-    return run_function(ctx, jaxlink.threefry2x32_lowering, eqn, *values)
+    rounds = functools.partial(jaxlink.threefry2x32_lowering, use_rolled_loops=False)
+    return run_function(ctx, rounds, eqn, *values)  # rolled, they need a table of rotations
 
 
 @RULES.rule(*present("polynomial_p"))
@@ -196,4 +202,4 @@ def _polynomial(ctx: Lowering, eqn, x, *coefficients) -> Any:
     return total
 
 
-__all__ = ["bitcast", "exp", "libdevice", "log", "log1p", "run_function", "tanh"]
+__all__ = ["bitcast", "exp", "libdevice", "log", "log1p", "run_function", "run_traced", "tanh"]

@@ -34,7 +34,7 @@ def lower(ctx: Any, *args: Any, **params: Any) -> Sequence[Any]:
     if gm.num_dynamic:
         headline = f"The grid of {params['name']} is known only at run time; XLA's call for Triton has a fixed one."
         raise NotImplementedError(explain(headline, hint="launch the most programs that there may be, and mask"))
-    if gm.num_programs == 0:
+    if gm.num_programs == 0 or all(0 in a.shape for a in params["out_avals"]):
         return jaxlink.lower_as(functools.partial(_nothing, params), ctx, *args)
     kernel = lower_call(params, compute_capability())
     call = jax.ffi.ffi_lowering(
@@ -46,7 +46,7 @@ def lower(ctx: Any, *args: Any, **params: Any) -> Sequence[Any]:
 
 
 def _nothing(params: dict[str, Any], *operands: jax.Array) -> list[jax.Array]:
-    """A call without programs: outputs hold what their aliased inputs do, or zeros."""
+    """A call without programs, or without elements to fill: outputs hold what their aliased inputs do, or zeros."""
     aliases = {out: k for k, out in params["input_output_aliases"]}
     return [
         operands[aliases[n]] if n in aliases else jnp.zeros(a.shape, a.dtype) for n, a in enumerate(params["out_avals"])

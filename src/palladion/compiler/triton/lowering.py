@@ -22,6 +22,7 @@ from palladion.errors import explain
 from palladion.rules import RuleTable
 
 RULES = RuleTable("the Triton compiler")
+KEY_RULES: dict[Any, Any] = {}  # of operations on random keys (keys.py); those that run jaxprs take keys as they are
 
 
 @dataclasses.dataclass
@@ -73,6 +74,8 @@ class Lowering:
                 for v in eqn.outvars:
                     check_size(eqn, v)
                 rule = RULES.get(eqn.primitive)
+                if any(is_key(v) for v in eqn.invars) and not any(jaxlink.jaxprs_in_params(eqn.params)):
+                    rule = KEY_RULES.get(eqn.primitive)
                 if rule is None:
                     raise RULES.unsupported(eqn)
                 self.wanted = [v in used for v in eqn.outvars]
@@ -95,6 +98,18 @@ class Lowering:
                 NotImplementedError, f"{what} cannot stand in a Triton kernel.", self.eqn, "pass it as an operand"
             )
         return emit.const(value.flat[0], value.dtype, value.shape)
+
+
+def is_key(var: Any) -> bool:
+    """Whether a variable holds random keys."""
+    return jaxlink.is_opaque(getattr(var.aval, "dtype", None)) and not isinstance(var.aval, jaxlink.AbstractRef)
+
+
+def type_of(aval: Any) -> ir.Type:
+    """The type of a value; of keys, that of their words."""
+    if jaxlink.is_opaque(aval.dtype):
+        return emit.typed((*aval.shape, *aval.dtype._impl.key_shape), emit.element_type("uint32"))
+    return emit.typed(aval.shape, emit.element_type(aval.dtype))
 
 
 def location(eqn: Any) -> ir.Location:
@@ -127,7 +142,7 @@ def check_size(eqn: Any, var: Any) -> None:
     Raises: ValueError: a size that is no power of two, or too many elements. TypeError: the dtype.
     """
     aval = var.aval
-    if isinstance(aval, jaxlink.AbstractRef) or not hasattr(aval, "shape"):
+    if isinstance(aval, jaxlink.AbstractRef) or not hasattr(aval, "shape") or jaxlink.is_opaque(aval.dtype):
         return
     if str(aval.dtype) not in emit.HELD:
         headline = f"`{eqn.primitive}` gives {aval.dtype}, which Triton does not have."

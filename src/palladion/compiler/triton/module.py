@@ -6,8 +6,8 @@ Arguments are the scalar-prefetch operands, the inputs and the outputs, in that 
 shapes and strides are constants. Grid axis 0 is CUDA's x, axis 1 its y and axis 2 its z. A grid of more axes, or with
 more than 65,535 programs along y or z, is unrolled into x.
 
-Programs run in any order, many at a time, and share nothing but the arrays: what a TPU kernel carries in scratch from
-one program to the next does not exist here. Scratch lives in registers for the length of a program.
+Programs run in any order, many at a time, and share nothing but the arrays. Scratch lives in registers for the length
+of a program; axes along which a kernel carries scratch or accumulates an output are loops inside it (`sequence.py`).
 
 Source: tutorial 6.2; findings of the spike on Triton (shapes as constants, `tt.divisibility`, masks).
 """
@@ -19,11 +19,13 @@ import functools
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, scf
 from jaxlib.triton import dialect as tt
 
 from palladion import jaxlink, locations
@@ -32,16 +34,18 @@ from palladion.compiler.triton import (
     elementwise,
     emit,
     functions,
+    keys,
     machine,
     memory,
     products,
     races,
     reductions,
+    sequence,
     shapes,
 )
 from palladion.compiler.triton.intervals import of_results
 from palladion.compiler.triton.lowering import RULES, Cell, Lowering, fits, rounded_up
-from palladion.compiler.triton.refs import Dim, Ref
+from palladion.compiler.triton.refs import Dim, Ref, resolve, store
 from palladion.errors import explain
 from palladion.language.blocks import BoundedSlice, Element, Indirect, Squeezed
 from palladion.language.grid import BlockMapping, GridMapping
@@ -50,6 +54,7 @@ RULE_FILES = (
     control,
     elementwise,
     functions,
+    keys,
     machine,
     memory,
     products,
@@ -57,6 +62,7 @@ RULE_FILES = (
     shapes,
 )  # imported for their rules
 
+MOST_WARPS, MOST_STAGES = 32, 64  # 1,024 threads a program are CUDA's limit; so many buffers never fit
 MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # along x, y and z: CUDA's limits
 DEFAULT_WARPS, DEFAULT_STAGES = 4, 3  # Triton's own
 
@@ -121,12 +127,14 @@ def lower_call(params: dict[str, Any], sm: int) -> Kernel:
                 hint="write it with pl.pallas_call and a grid",
             )
         )
-    races.refuse(params)
     check_blocks(params)
     options = params["compiler_params"]
     ours = type(options).__module__ == "palladion.language.triton.params"
     warps = (options.num_warps if ours else None) or DEFAULT_WARPS
     stages = DEFAULT_STAGES if not ours or options.num_stages is None else options.num_stages
+    for field, value, most in (("num_warps", warps, MOST_WARPS), ("num_stages", stages, MOST_STAGES)):
+        if value > most:
+            raise ValueError(explain(f"{params['name']} asks for {field}={value}; a GPU can do no more than {most}."))
     name = re.sub(r"\W", "_", params["name"]) or "kernel"
     name = name if not name[0].isdigit() else f"kernel_{name}"
     context = jaxlink.mlir.make_ir_context()
@@ -154,6 +162,10 @@ def check_blocks(params: dict[str, Any]) -> None:
         return
     blocks = [(mappings[v].origin, mappings[v].ref_shape) for v in found]
     (label, shape), *others = blocks
+    if 0 in shape:
+        headline = f"{label} is a block of shape {shape} without elements; Triton holds none."
+        where = locations.location_of(next(iter(found.values())).eqn)
+        raise ValueError(explain(headline, where=where, hint="leave the call out when there is nothing to compute"))
     raise ValueError(
         explain(
             f"In Triton every size of a block is a power of two; {label}, a block of shape {shape}, is not.",
@@ -208,17 +220,90 @@ def _emit(module: ir.Module, name: str, params: dict[str, Any], arguments: Seque
         names = [ir.Location.name(_spoken(a.label)) for a in arguments]
         entry = ir.Block.create_at_start(kernel.body, pointers, names)
     with ir.InsertionPoint(entry):
-        grid, ids, sizes = _programs(gm)
+        plan = sequence.plan(params)
+        grid, ids, sizes = _programs(gm, plan.loops)
         ctx = Lowering(gm.kernel_ids(ids), gm.kernel_ids(sizes), sm)
-        refs: list[Any] = []
-        for k, (mapping, pointer) in enumerate(zip([*gm.prefetch_mappings, *gm.block_mappings], entry.arguments)):
-            refs.append(_operand(ctx, gm, mapping, pointer, ids, refs[: gm.num_prefetch], _memory(params, k)))
-        jaxpr = params["jaxpr"]
-        for v in jaxpr.invars[len(refs) :]:
-            refs.append(scratch(v.aval))
-        ctx.run(jaxpr, refs)
+        _Programs(ctx, params, plan, list(entry.arguments)).emit(ids, sizes)
         tt.return_([])
     return grid
+
+
+@dataclasses.dataclass
+class _Programs:
+    """The body of the kernel, in loops over the axes whose programs follow each other."""
+
+    ctx: Lowering
+    params: dict[str, Any]
+    plan: sequence.Plan
+    pointers: list[Any]
+
+    def emit(self, ids: list[Any], sizes: list[Any]) -> None:
+        """Emit it; `ids` of the axes in loops are the hardware's: 0, where they are not known at run time only."""
+        gm, loops = self.params["grid_mapping"], self.plan.loops
+        avals = [v.aval for v in self.params["jaxpr"].invars[len(self.pointers) :]]
+        cells = [scratch(aval) for aval in avals]
+        first = gm.num_prefetch + gm.num_inputs
+        outputs = {first + k: _cell_of(gm.outputs[k]) for k in self.plan.outputs}
+        carried = [*(cells[k] for k in self.plan.scratch), *outputs.values()]
+        for cell in carried:
+            cell.value = emit.const(0, cell.dtype, cell.block)
+        self._loop(list(ids), sizes, list(loops), cells, outputs, carried)
+        tables = self._refs(ids, range(gm.num_prefetch))
+        for k, cell in outputs.items():
+            at = [0 if a in loops else i for a, i in enumerate(ids)]
+            ref = _operand(self.ctx, gm, gm.block_mappings[k - gm.num_prefetch], self.pointers[k], at, tables, k)
+            store(self.ctx, ref, resolve(None, ref, ()), cell.value)
+
+    def _loop(self, ids: list[Any], sizes: Any, loops: list[int], cells: Any, outputs: Any, carried: Any) -> None:
+        if not loops:
+            return self._body(ids, cells, outputs)
+        axis, *inner = loops
+        upper = emit.like_i32(sizes[axis])
+        if isinstance(ids[axis], ir.Value):  # launched as often as there are rounds: all but the first do nothing
+            alone = arith.cmpi(arith.CmpIPredicate.eq, ids[axis], emit.like_i32(0))
+            upper = arith.select(alone, upper, emit.like_i32(0))
+        op = scf.ForOp(emit.like_i32(0), upper, emit.like_i32(1), [c.value for c in carried])
+        with ir.InsertionPoint(op.body):
+            for cell, value in zip(carried, op.inner_iter_args):
+                cell.value = value
+            ids[axis] = op.induction_variable
+            self._loop(ids, sizes, inner, cells, outputs, carried)
+            scf.YieldOp([c.value for c in carried])
+        for cell, value in zip(carried, op.results):
+            cell.value = value
+        return None
+
+    def _body(self, ids: list[Any], cells: list[Cell], outputs: dict[int, Cell]) -> None:
+        gm, jaxpr = self.params["grid_mapping"], self.params["jaxpr"]
+        self.ctx.ids = gm.kernel_ids(ids)
+        refs = self._refs(ids, range(len(self.pointers)), outputs)
+        if self.plan.loops:
+            self._await_rounds(refs)
+        self.ctx.run(jaxpr, [*refs, *cells])
+
+    def _refs(
+        self, ids: list[Any], which: Sequence[int], outputs: Mapping[int, Cell] = MappingProxyType({})
+    ) -> list[Any]:
+        """The Refs of operands, those of `outputs` in registers."""
+        gm = self.params["grid_mapping"]
+        mappings, refs = [*gm.prefetch_mappings, *gm.block_mappings], []
+        for k in which:
+            tables, memory = refs[: gm.num_prefetch], _memory(self.params, k)
+            own = outputs.get(k)
+            refs.append(own or _operand(self.ctx, gm, mappings[k], self.pointers[k], ids, tables, memory))
+        return refs
+
+    def _await_rounds(self, refs: list[Any]) -> None:
+        """What a round stores, or reads before it is stored, the next round must wait for."""
+        jaxpr = self.params["jaxpr"]
+        memories = {v: r.memory for v, r in zip(jaxpr.invars, refs) if isinstance(r, Ref)}
+        touched = list(races.accesses(jaxpr, {v: v for v in memories}))
+        stored = {memories[a.ref] for a in touched if a.kind != "read"}
+        self.ctx.pending.update({memories[a.ref]: "written" for a in touched if memories[a.ref] in stored})
+
+
+def _cell_of(mapping: BlockMapping) -> Cell:
+    return Cell(mapping.ref_shape, jnp.dtype(mapping.array.dtype), mapping.origin)
 
 
 def scratch(aval: Any) -> Cell:
@@ -241,14 +326,14 @@ def _memory(params: dict[str, Any], k: int) -> int:
     return operands + aliases[k] if k < operands and k in aliases else k
 
 
-def _programs(gm: GridMapping) -> tuple[Any, list[Any], list[Any]]:
-    """CUDA's grid, the program's index along each axis, and the sizes of the axes."""
-    axes = list(gm.grid)
+def _programs(gm: GridMapping, loops: Sequence[int]) -> tuple[Any, list[Any], list[Any]]:
+    """CUDA's grid, the program's index along each axis, and the sizes of the axes; those in `loops` are run by one."""
+    axes = [1 if a in loops and n is not None else n for a, n in enumerate(gm.grid)]
     fits = len(axes) <= 3 and all(n is None or n <= most for n, most in zip(axes, MOST_PROGRAMS))
     dims = list(tt.ProgramIDDim)
     if fits:
         ids = [0 if n == 1 else tt.get_program_id(dims[a]) for a, n in enumerate(axes)]
-        sizes = [tt.get_num_programs(dims[a]) if n is None else n for a, n in enumerate(axes)]
+        sizes = [tt.get_num_programs(dims[a]) if n is None else n for a, n in enumerate(gm.grid)]
         grid = tuple((*axes, 1, 1, 1)[:3])
         return grid, ids, sizes
     if gm.num_dynamic:
@@ -263,7 +348,7 @@ def _programs(gm: GridMapping) -> tuple[Any, list[Any], list[Any]]:
     for a, n in enumerate(known):
         at = emit.divide(flat, math.prod(known[a + 1 :]))
         ids.append(0 if n == 1 else emit.modulo(at, n) if a else at)
-    return (total, 1, 1), ids, list(axes)
+    return (total, 1, 1), ids, list(gm.grid)
 
 
 def _operand(

@@ -2,7 +2,7 @@
 
 The whole of a Cell is read and written as it is. A part is picked with `tt.gather` along each axis that it does not
 cover, and written by choosing between the new elements and the old. A Cell that a program reads before it has stored
-anything is refused: there is nothing in it, since no other program can have filled it.
+anything is refused: there is nothing in it (what earlier programs leave for it is carried in a loop: `sequence.py`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def held(eqn: Any, cell: Cell) -> Any:
             ValueError,
             f"{cell.label} is read before the program has stored anything in it.",
             eqn,
-            "programs of a Triton grid run in any order and share no scratch: loop over that grid axis inside the "
-            "kernel (lax.fori_loop) and carry the value, or store before reading",
+            "what earlier programs left there is carried along a grid axis, but the first one finds nothing: store in "
+            "it first, under pl.when(pl.program_id(…) == 0)",
         )
     return cell.value
 

@@ -15,6 +15,7 @@ from palladion.compiler.triton import compile as compiler
 from palladion.compiler.triton.chips import Chip, chip_of, occupancy
 from palladion.compiler.triton.module import Kernel, lower_call
 from palladion.compiler.triton.races import shared_outputs
+from palladion.compiler.triton.sequence import plan
 from palladion.errors import explain
 
 
@@ -84,17 +85,22 @@ def facts_of(kernel: Kernel, chip: Chip, done: compiler.Compiled, lowered: float
 
 
 def remarks_of(params: dict[str, Any]) -> tuple[Remark, ...]:
-    """Grid axes: all run in parallel; where several programs store in one block of an output, that is said."""
+    """Grid axes: which became loops inside each program; along which several programs store in one block."""
     gm = params["grid_mapping"]
     shared = {found.axis: found for found in shared_outputs(params)}
+    loops = {found.axis: found for found in plan(params).axes}
     remarks = []
     for axis, n in enumerate(gm.grid):
-        found = shared.get(axis)
-        if found is None:
+        if axis in loops:
+            found = loops[axis]
+            why = f"{found.label} is carried along it, so it is a loop inside each program"
+            remarks.append(Remark("axis", n, axis, False, "carried", why, (found.where,) if found.where else ()))
+        elif axis in shared:
+            found = shared[axis]
+            why = f"its programs all store in the same block of {found.label}, and any of them may be the last"
+            remarks.append(Remark("axis", n, axis, False, "same-block", why, (found.where,) if found.where else ()))
+        else:
             remarks.append(Remark("axis", n, axis, True, "parallel", ""))
-            continue
-        why = f"its programs all store in the same block of {found.label}, and any of them may be the last"
-        remarks.append(Remark("axis", n, axis, False, "same-block", why, (found.where,) if found.where else ()))
     return tuple(remarks)
 
 

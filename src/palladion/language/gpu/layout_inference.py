@@ -59,19 +59,36 @@ def layout_of(jaxpr: Any, index: int = 0) -> Any:
     return next(iter(layouts)) if layouts is not None and len(layouts) == 1 else None
 
 
+def inferred_layouts(jaxpr: Any) -> dict[Any, frozenset[Any]]:
+    """What every variable of a kernel and of the jaxprs in it can have as layouts.
+
+    An array that is open and cast later has the layout of the first cast; others that are open are left out. A jaxpr
+    that is called from several places has the layouts of the last.
+
+    Errors are those of `check_layouts`.
+    """
+    analysis = _Analysis()
+    analysis.run(jaxpr)
+    roots = {var: array.root() for var, array in analysis.found.items()}
+    known = {var: root.layouts if root.layouts is not None else root.cast for var, root in roots.items()}
+    return {var: layouts for var, layouts in known.items() if layouts is not None}
+
+
 class _Array:
     """What is known of an array, together with those that have its layout; of a constant there is None instead.
 
     Attributes:
       layouts: those that it can have; None: open.
       eqn: the equation that decided them, or None.
+      cast: of an open one, to which layout it is cast first.
     """
 
-    __slots__ = ("eqn", "layouts", "same_as")
+    __slots__ = ("cast", "eqn", "layouts", "same_as")
 
     def __init__(self, layouts: frozenset[Any] | None = None, eqn: Any = None) -> None:
         self.layouts, self.eqn = layouts, eqn
         self.same_as: _Array | None = None
+        self.cast: frozenset[Any] | None = None
 
     def root(self) -> _Array:
         """The one that stands for all with this layout."""
@@ -99,6 +116,7 @@ class _Analysis:
         # The call of a library's function that is looked into: its equations may carry an earlier caller's line.
         self.at: Any = None
         self.inside: list[Any] = []  # equations of control flow, outermost first
+        self.found: dict[Any, _Array] = {}
 
     def run(self, jaxpr: Any, inputs: Sequence[_Array | None] | None = None) -> list[_Array | None]:
         """The results of a jaxpr (closed or not), from what is known of its arguments."""
@@ -112,6 +130,7 @@ class _Analysis:
         for eqn in jaxpr.eqns:
             outs = self._equation(eqn, [read(x) for x in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
+        self.found.update((var, array) for var, array in env.items() if array is not None)
         return [read(x) for x in jaxpr.outvars]
 
     def _equation(self, eqn: Any, arrays: list[_Array | None]) -> list[_Array | None]:
@@ -186,6 +205,7 @@ class _Analysis:
                     )
             if common != kept.layouts:
                 kept.layouts, kept.eqn = common, other.eqn
+            kept.cast = kept.cast or other.cast
             other.same_as = kept
         return kept
 
@@ -193,6 +213,8 @@ class _Analysis:
         before = None if array is None else array.root().layouts
         after = layout_rules.canonical(eqn.params["layout"])
         splat = layout_rules.is_splat(eqn.params["layout"])
+        if array is not None and before is None and after is not None and array.root().cast is None:
+            array.root().cast = frozenset({after})
         if before is None or (not splat and any(layout_rules.castable(b, after) for b in before)):
             return
         message = (
@@ -205,10 +227,13 @@ class _Analysis:
         numbered = jax.tree.unflatten(eqn.params["tree"], range(len(eqn.invars)))
         position = getattr(numbered, field)
         array = arrays[position] if isinstance(position, int) else None  # else it is a Ref
-        if array is None or array.root().layouts is None:
+        accepted = None if array is None else needed(eqn.invars[position].aval)
+        if array is None or accepted is None:
             return
-        accepted = needed(eqn.invars[position].aval)
-        if accepted is not None and not array.root().layouts & accepted:
+        root = array.root()
+        if root.layouts is None:  # an open array takes what it meets
+            root.layouts, root.eqn = accepted, eqn
+        elif not root.layouts & accepted:
             wanted = " or ".join(sorted(map(str, accepted)))
             message = f"{what} is in layout {array}{array.origin()}."
             raise self._finding(eqn, message, f"it must be in {wanted}: load it so, or store it to SMEM")

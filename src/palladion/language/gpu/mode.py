@@ -1,4 +1,4 @@
-"""Running every kernel call of a program on the simulated GPU, without changing the calls.
+"""Running every kernel call of a program on the simulated (or the emulated) GPU, without changing the calls.
 
 Both functions set `palladion.config.interpret`, which stands in for `interpret=False`; a call with an
 `interpret` of its own keeps it.
@@ -11,6 +11,7 @@ from typing import Any
 
 from palladion import config
 from palladion.errors import explain
+from palladion.language.gpu.emulate_params import EmulateParams
 from palladion.language.gpu.params import InterpretGPUParams
 
 __all__ = ["force_gpu_interpret_mode", "set_gpu_interpret_mode"]
@@ -19,11 +20,11 @@ _OPTION = "interpret"
 _DEFAULTS = InterpretGPUParams()
 
 
-def set_gpu_interpret_mode(params: InterpretGPUParams | None = _DEFAULTS) -> None:
+def set_gpu_interpret_mode(params: InterpretGPUParams | EmulateParams | None = _DEFAULTS) -> None:
     """From now on, kernel calls that do not say how to be interpreted run on the simulated GPU.
 
     Arguments:
-      params: parameters of the simulated GPU; None ends the mode.
+      params: parameters of the simulated GPU, or of the emulated one; None ends the mode.
 
     Raises:
       TypeError: `params` is something else.
@@ -32,12 +33,12 @@ def set_gpu_interpret_mode(params: InterpretGPUParams | None = _DEFAULTS) -> Non
 
 
 def force_gpu_interpret_mode(
-    params: InterpretGPUParams | None = _DEFAULTS,
+    params: InterpretGPUParams | EmulateParams | None = _DEFAULTS,
 ) -> contextlib.AbstractContextManager[Any]:
     """The same for the calls traced in a block: `with plgpu.force_gpu_interpret_mode(): ...`.
 
     Arguments:
-      params: parameters of the simulated GPU; None ends the mode within the block.
+      params: parameters of the simulated GPU, or of the emulated one; None ends the mode within the block.
 
     Errors are those of `set_gpu_interpret_mode`.
     """
@@ -45,10 +46,11 @@ def force_gpu_interpret_mode(
 
 
 def _checked(params: Any) -> Any:
-    if params is not None and not isinstance(params, InterpretGPUParams):
+    if params is not None and not isinstance(params, (InterpretGPUParams, EmulateParams)):
         raise TypeError(
             explain(
-                f"The GPU interpret mode takes a plgpu.InterpretGPUParams or None, but it is {params!r}.",
+                f"The GPU interpret mode takes a plgpu.InterpretGPUParams, a plgpu.EmulateParams or None, but it is "
+                f"{params!r}.",
                 hint="for the reference interpreter, pass interpret=True to the kernel call",
             )
         )

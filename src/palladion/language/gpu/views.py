@@ -309,3 +309,9 @@ def _integers(name: str, what: str, values: Any, count: int) -> tuple[int, ...]:
         headline = f"The {what} of {name} is {found}; it must have {count_of(count, 'entry', 'entries')}."
         raise mistake(ValueError, headline, hint="one for each spatial dimension of the images")
     return found
+
+
+def is_gather(ref_view: Any) -> bool:
+    """Whether a view has an index array."""
+    indexers = [t for t in split_view(ref_view)[1] if isinstance(t, jaxlink.NDIndexer)]
+    return any(not isinstance(i, jaxlink.Slice) and getattr(i, "shape", ()) for t in indexers for i in t.indices)

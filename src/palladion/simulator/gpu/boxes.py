@@ -19,7 +19,7 @@ from palladion import jaxlink
 from palladion.errors import explain
 from palladion.language.gpu.memory import TilingTransform
 from palladion.language.gpu.refs import storage_of
-from palladion.language.gpu.views import Im2Col, split_view
+from palladion.language.gpu.views import Im2Col, is_gather, split_view
 from palladion.language.refs import RefView
 from palladion.simulator.clocks import Actor
 from palladion.simulator.code import location
@@ -218,12 +218,6 @@ def _as_index(index: Any) -> Any:
         return slice(index.start, index.start + (index.count - 1) * index.step + 1 if index.count else index.start,
                      index.step)  # fmt: skip
     return index
-
-
-def is_gather(ref_view: Any) -> bool:
-    """Whether a view has an index array."""
-    indexers = [t for t in split_view(ref_view)[1] if isinstance(t, jaxlink.NDIndexer)]
-    return any(not isinstance(i, jaxlink.Slice) and getattr(i, "shape", ()) for t in indexers for i in t.indices)
 
 
 # --- what copies in both directions share -----------------------------------------------------------------------------

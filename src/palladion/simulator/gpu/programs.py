@@ -15,6 +15,7 @@ from typing import Any
 
 from palladion.errors import count_of, mistake
 from palladion.language.blocks import Buffered
+from palladion.language.gpu.arch import equations
 from palladion.language.gpu.params import CompilerParams
 from palladion.language.gpu.primitives import on_gpu
 from palladion.language.grid import GridMapping
@@ -23,7 +24,6 @@ from palladion.simulator.blocks import Plan
 from palladion.simulator.code import Compiler
 from palladion.simulator.engine import Agent
 from palladion.simulator.gpu.history import Buffer
-from palladion.simulator.gpu.limits import equations
 from palladion.simulator.gpu.machine import ASYNC, GENERIC, Block, Device, Thread
 from palladion.simulator.gpu.windows import Flat, Operand, Window, check_index
 

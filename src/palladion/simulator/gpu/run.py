@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from palladion import jaxlink
+from palladion.language.gpu.arch import arch_of
 from palladion.language.gpu.params import InterpretGPUParams
 from palladion.language.grid import GridMapping
 from palladion.language.intern import CallKey
@@ -71,7 +72,7 @@ def _prepare(key: CallKey) -> Prepared:
     gm: GridMapping = params["grid_mapping"]
     interpret: InterpretGPUParams = params["interpret"]
     jaxpr = params["jaxpr"]
-    arch = interpret.arch or limits.arch_of(jaxpr)
+    arch = interpret.arch or arch_of(jaxpr)
     limits.check(jaxpr, arch, params)
     layouts.check(jaxpr)
     tracked = interpret.detect_races
