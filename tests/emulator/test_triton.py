@@ -105,10 +105,9 @@ def close_as_tf32(got: Any, want: Any) -> None:
         np.testing.assert_allclose(np.asarray(g, "f8"), w, rtol=0, atol=2e-3 * np.abs(w).max())
 
 
-# A few of each kind: all 136 run right, but take two minutes, most of it Triton's.
+# The whole corpus, and of the kernels some: most of the time is that of Triton, which compiles them.
 SOME_KERNELS = [*list(KERNELS)[::9], "products", "conversions"]
-SOME_CASES = [name for name in corpus.CASES if name not in REFUSED and name not in NOT_THE_VALUES][::9]
-SOME_CASES += ["column_sum_masked", "flash_attention", "matmul_ragged"]
+CASES = [name for name in corpus.CASES if name not in REFUSED and name not in NOT_THE_VALUES]
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(SOME_KERNELS))
@@ -126,7 +125,7 @@ def test_kernels(name):
         np.testing.assert_allclose(g.astype("f8"), w.astype("f8"), rtol=2e-2 if narrow else 1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", dict.fromkeys(SOME_CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_corpus(name):
     case = corpus.CASES[name]
     with corpus.scope(case):

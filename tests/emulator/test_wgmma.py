@@ -158,6 +158,13 @@ def test_a_missing_fence_or_wait_is_a_fault(change, kind):
     assert "PTX line" in str(caught.value)
 
 
+def test_an_ordinary_store_into_an_operand_in_flight_is_a_fault():
+    store = '" ::: "memory"); ((volatile u32*)sm)[threadIdx.x] = 7; asm volatile("wgmma.wait_group.sync.aligned 0;'
+    with pytest.raises(EmulationFault, match="an ordinary store writes shared byte 0x400, which the wgmma") as caught:
+        run(16, "f32", "f16", "f16", wait=store)
+    assert caught.value.kind == "wgmma-in-flight" and "st.volatile.shared" in str(caught.value)
+
+
 def test_an_operand_beyond_shared_memory_is_a_fault():
     text = wgmma_kernel(16, 16, "f32", "f16", "f16", (0, 0))
     image, out = np.zeros(4096, np.uint8), np.zeros((128, 8), np.float32)

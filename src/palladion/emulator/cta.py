@@ -94,6 +94,10 @@ class Cta:
             self._slots[name] = factory()
         return self._slots[name]
 
+    def known_slot(self, name: str) -> Any:
+        """The state of an operation if it has been made; else None."""
+        return self._slots.get(name)
+
     def live_warps(self) -> int:
         """Warps that have not exited."""
         return int(self.live.reshape(-1, 32).any(1).sum())

@@ -220,7 +220,7 @@ class EmulatedDriver:
         where = module.source_line(instr)
         if where is None or self.source is None or instr.loc is None:
             return where
-        lines = self.source.split("\n")[: instr.loc[1]]
+        lines = self.source.split("\n")[: instr.loc[-1]]
         for line in reversed(lines):
             match = _COMMENT.search(line)
             if match:

@@ -69,7 +69,8 @@ class _Parser(Reader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.out = Module(text=text)
-        self.loc: tuple[int, int] | None = None
+        self.loc: tuple[int, ...] | None = None
+        self.callers: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     # --- module level ---------------------------------------------------------------------------------------
     def module(self) -> Module:
@@ -116,8 +117,18 @@ class _Parser(Reader):
         self.take(".loc")
         parts = self.rest_of_line()
         # line 0 stands for what the compiler made itself: the line before it says more
-        if len(parts) >= 2 and parts[1] != "0":
-            self.loc = (int(parts[0]), int(parts[1]))
+        if len(parts) < 2 or parts[1] == "0":
+            return
+        self.loc = (int(parts[0]), int(parts[1]))
+        if "inlined_at" in parts:
+            k = parts.index("inlined_at") + 1
+            here, caller = tuple(parts[:3]), tuple(parts[k : k + 3])
+            self.callers[tuple(p.strip(",") for p in here)] = caller
+            seen = {caller}  # a call that is inlined in turn has said so in a .loc of its own
+            while (further := self.callers.get(caller)) is not None and further not in seen:
+                seen.add(further)
+                caller = further
+            self.loc = (*self.loc, int(caller[1]))
 
     def variable(self, extern: bool = False, semicolon: bool = True) -> Variable:
         """`.space .align n .type name[sizes] = {…}`; several names after one type are not emitted by compilers."""

@@ -106,7 +106,8 @@ class Instruction:
       operands: all, destinations first.
       guard: predicate register and whether it is negated, or None.
       line: line of the PTX text; text: that instruction.
-      loc: (file number, line) of the CUDA or Triton source, if told; see `Module.files`.
+      loc: (file number, line) of the CUDA or Triton source, if told, and of an inlined function the line of the
+        kernel that it comes from; see `Module.files`.
       key: the number of leading words of the opcode that name its operation.
     """
 
@@ -115,7 +116,7 @@ class Instruction:
     guard: tuple[Register, bool] | None
     line: int
     text: str
-    loc: tuple[int, int] | None = None
+    loc: tuple[int, ...] | None = None
     key: int = 1
 
     @cached_property
@@ -205,4 +206,6 @@ class Module:
         """`file:line` of an instruction in the source that it was compiled from."""
         if instr.loc is None or instr.loc[1] == 0:
             return None
-        return f"{self.files.get(instr.loc[0], f'file {instr.loc[0]}')}:{instr.loc[1]}"
+        file, line, *callers = instr.loc
+        called = f" called at line {callers[0]}" if callers else ""
+        return f"{self.files.get(file, f'file {file}')}:{line}{called}"

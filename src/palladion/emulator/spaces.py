@@ -153,6 +153,10 @@ def outside(g: Any, space: str, address: int, nbytes: int, write: bool, lane: in
             past = offset + nbytes - memory.ends[k]
             size = memory.ends[k] - memory.starts[k]
             hint = f"{past} bytes past the end of the allocation of {size} bytes at {memory.starts[k] + GLOBAL_BASE:#x}"
+            if k + 1 < len(memory.starts) and memory.starts[k + 1] - offset < past:
+                before, size = memory.starts[k + 1] - offset, memory.ends[k + 1] - memory.starts[k + 1]
+                at = memory.starts[k + 1] + GLOBAL_BASE
+                hint += f"; {before} bytes before the beginning of the one of {size} bytes at {at:#x}"
     elif space == "shared":
         hint = f"the CTA has {len(g.cta.shared) - RESERVED} bytes of shared memory, from {RESERVED:#x} on"
     message = f"A thread {does} {nbytes} bytes at {space} address {address:#x}, which is not there."
@@ -304,6 +308,7 @@ def written(g: Any, views: Any, offset: Array, m: Any, nbytes: int) -> None:
     chosen = slice(None) if m is None else m
     offset, threads = offset[chosen].astype(np.int64), g.shape.threads[chosen]
     if views is g.cta.views:
+        _still_read(g, g.cta, offset, nbytes)
         g.cta.note_written(offset, nbytes, threads)
         return
     ranks, inner = np.divmod(offset, machine.window_stride)
@@ -311,7 +316,19 @@ def written(g: Any, views: Any, offset: Array, m: Any, nbytes: int) -> None:
         mine = ranks == cta.rank
         if mine.any():
             who = threads[mine] if cta is g.cta else np.full(int(mine.sum()), 0x7FFE)
+            _still_read(g, cta, inner[mine], nbytes)
             cta.note_written(inner[mine], nbytes, who)
+
+
+def _still_read(g: Any, cta: Any, offset: Array, nbytes: int) -> None:
+    """Fault if a tensor-core operation under way may still read what is written."""
+    under_way = cta.known_slot("operands")
+    if under_way is not None and under_way.readers:
+        from palladion.emulator.operands import check_overwrite
+
+        if nbytes > 16:
+            offset = np.concatenate([offset + k for k in range(0, nbytes, 16)])
+        check_overwrite(g, cta, offset, "an ordinary store")
 
 
 def locate_shared(g: Any, address: int) -> tuple[Any, int]:

@@ -167,7 +167,7 @@ class _Blocks(Emitter):
             del self.lines[mark:]
             self.values = {k: v for k, v in self.values.items() if _defined(v, self.lines)}
             self.locate(instr)
-            why = str(error) if isinstance(error, Unreached) else ""
+            why = str(error) if isinstance(error, Unreached) else f"{type(error).__name__}: {error}"
             self.lines.append(f"unknown(g, {self.mask}, {why!r})")
             return
         if results is None:

@@ -93,12 +93,12 @@ def test_what_taking_over_refuses(body, line):
         trace(lambda **refs: body(**refs), scratch_types=scratch, cluster=(2,), cluster_names=("c",), **GRID)
 
 
-def test_inline_code_waits_for_the_compiler():
+def test_inline_code_of_jaxs_compiler_is_refused():
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType((plgpu.SwizzleTransform(128),)),))
     def code(ctx, ref):
         raise AssertionError("never runs")
 
-    with pytest.raises(pl.UnsupportedPrimitive, match="inline PTX comes with the GPU compiler") as error:
+    with pytest.raises(pl.UnsupportedPrimitive, match="plgpu.inline_ptx runs PTX") as error:
         trace(lambda: code(1))
     assert error.value.primitive == "inline_mgpu" and error.value.target == "the simulated GPU"
     assert "test_control.py" in error.value.where
@@ -125,7 +125,7 @@ def test_other_machines_name_the_one_that_runs_it():
     body = lambda y_ref: plgpu.set_max_registers(40, action="decrease")
     with pytest.raises(pl.UnsupportedPrimitive) as error:
         plgpu.kernel(body, out_type=f32, interpret=True)()
-    assert error.value.supported_by == ("the simulated GPU",)
+    assert set(error.value.supported_by) == {"the simulated GPU", "the Mosaic GPU compiler"}
 
 
 def test_older_names_are_the_same_objects():

@@ -141,7 +141,7 @@ def start_of(unit: Unit, o: Operand, ids: Sequence[Scalar], prefetch: Sequence[A
             index = _scaled(unit, index, 1, -b.padding[0])
         elif not isinstance(b, (Squeezed, BoundedSlice)):
             index = _scaled(unit, index, block_size(b), 0)
-        length = None if size is None else _clamped(unit, size, 0, b.block_size)
+        length = None if size is None else _clamped(unit, size, 0, block_size(b))
         found.append((index, length))
     return found
 

@@ -34,7 +34,7 @@ from palladion.compiler.gpu.generated import Pointer
 from palladion.compiler.gpu.unit import Unit
 from palladion.compiler.gpu.values import Scalar
 from palladion.compiler.gpu.views import Index, resolve
-from palladion.errors import count_of, explain, mistake
+from palladion.errors import explain
 from palladion.language.gpu.arch import equations
 from palladion.language.gpu.barriers import Barrier
 from palladion.language.gpu.memory import GMEM, SMEM
@@ -80,25 +80,6 @@ def _can_be_copied(m: Any) -> None:
         raise NoSuchType(explain(headline, hint="blocks that divide the array, or wider elements")) from None
 
 
-def sequential_axes(gm: GridMapping, given: CompilerParams, name: str) -> list[int]:
-    """The grid axes that a CUDA block walks along by itself.
-
-    Raises: ValueError: another number of entries than of axes.
-    """
-    semantics, axes = given.dimension_semantics, len(gm.kernel_grid)
-    if semantics is None:
-        return []
-    if len(semantics) != axes:
-        raise mistake(
-            ValueError,
-            f"dimension_semantics has {count_of(len(semantics), 'entry', 'entries')}, but the grid of {name} has "
-            f"{count_of(axes, 'axis', 'axes')}.",
-            hint='one entry for each axis: ("parallel", "sequential")',
-        )
-    own = [a for a in range(len(gm.grid)) if a not in gm.vmapped_dims]
-    return [a for a, s in zip(own, semantics) if s == "sequential"]
-
-
 class _Writer:
     """Writes one call.
 
@@ -110,7 +91,7 @@ class _Writer:
         self.unit, self.params, self.grid = unit, params, grid
         self.gm: GridMapping = params["grid_mapping"]
         self.jaxpr = params["jaxpr"]
-        self.sequential = sequential_axes(self.gm, given, params["name"])
+        self.sequential = given.sequential_axes(self.gm, params["name"])
         self.steps = math.prod(grid[a] for a in self.sequential)
         self.count = max(min(given.max_concurrent_steps, self.steps), 1)
         self.machine = any(on_gpu in e.effects for e in equations(self.jaxpr))

@@ -24,7 +24,7 @@ def run(*args: Any, **params: Any) -> list[Any]:
     """Run a call on concrete arrays.
 
     Raises:
-      ModuleNotFoundError: NVRTC is not installed. EmulationFault: the compiled code did what hardware does not allow.
+      TargetNotBuilt: NVRTC is not installed. EmulationFault: the compiled code did what hardware does not allow.
       KernelCheckError: a
       `pl.debug_check` was false. Those of the compiler.
     """
@@ -59,13 +59,14 @@ def _emulate(params: dict[str, Any], operands: Sequence[np.ndarray]) -> list[np.
     asked: EmulateParams = params["interpret"]
     program = launch.prepare(params, asked.arch)
     printed = _Printed()
+    sms: dict[str, Any] = {} if asked.num_sms is None else {"sms": asked.num_sms}
     driver = EmulatedDriver(
         program.generated.arch,
         order=asked.order,
         source=program.generated.source,
         detect_uninitialized=asked.detect_uninitialized,
         output=printed,
-        **({} if asked.num_sms is None else {"sms": asked.num_sms}),
+        **sms,
     )
     try:
         results = launch.on_host(program, driver, program.ptx, operands)

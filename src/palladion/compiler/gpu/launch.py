@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import struct
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -153,18 +152,4 @@ def argument(driver: Any, of: Pointer | TensorMap, addresses: Sequence[int]) -> 
     return encode(driver, of, addresses[of.operand])
 
 
-_LOCK = threading.Lock()
-
-
-def serialised(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls of a function, one at a time."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        with _LOCK:
-            return function(*args, **options)
-
-    return call
-
-
-__all__ = ["Program", "launch", "on_host", "prepare", "serialised", "start"]
+__all__ = ["Program", "launch", "on_host", "prepare", "start"]

@@ -307,8 +307,8 @@ def inline_mgpu(*, arg_types: Any = (), return_type: Any = None) -> Any:
             frames.required("plgpu.inline_mgpu")
             error = UnsupportedPrimitive("inline_mgpu", MACHINE, locations.current_location())
             error.args = (
-                f"{error}\n  fix: Palladion's compiler has no Mosaic GPU dialect to write in; plgpu.inline_ptx runs PTX, "
-                "and the other functions of plgpu do the rest",
+                f"{error}\n  fix: Palladion's compiler has no Mosaic GPU dialect to write in; plgpu.inline_ptx runs "
+                "PTX, and the other functions of plgpu do the rest",
             )
             raise error
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from palladion.errors import explain
+from palladion.errors import count_of, explain, mistake
 from palladion.language import compiler_params
 from palladion.language.fields import (
     Check,
@@ -119,6 +119,26 @@ class CompilerParams(compiler_params.CompilerParams):
                     hint="a profile needs both: room for events, and a directory to write to",
                 )
             )
+
+    def sequential_axes(self, gm: Any, name: str) -> list[int]:
+        """The grid axes that one CUDA block walks along by itself.
+
+        Arguments: gm: the call's `GridMapping`. name: of the kernel, for the message.
+
+        Raises: ValueError: another number of entries than of axes.
+        """
+        semantics, axes = self.dimension_semantics, len(gm.kernel_grid)
+        if semantics is None:
+            return []
+        if len(semantics) != axes:
+            raise mistake(
+                ValueError,
+                f"dimension_semantics has {count_of(len(semantics), 'entry', 'entries')}, but the grid of {name} has "
+                f"{count_of(axes, 'axis', 'axes')}.",
+                hint='one entry for each axis: ("parallel", "sequential")',
+            )
+        own = [a for a in range(len(gm.grid)) if a not in gm.vmapped_dims]
+        return [a for a, s in zip(own, semantics) if s == "sequential"]
 
 
 _INTERPRET_CHECKS: dict[str, Check] = {

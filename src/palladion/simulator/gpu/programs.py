@@ -51,7 +51,7 @@ class Pipeline:
         given = params["compiler_params"]
         given = given if isinstance(given, CompilerParams) else CompilerParams()
         self.vmapped = len(gm.vmapped_dims)
-        self.sequential = self._sequential(given.dimension_semantics, params["name"])
+        self.sequential = tuple(given.sequential_axes(self.gm, params["name"]))
         aliased = {o for _, o in params["input_output_aliases"]}
         started = uses_machine(self.jaxpr)
         self.asynchronous = started or bool(aliased and self.sequential)
@@ -68,20 +68,6 @@ class Pipeline:
                 self._check(operand)
                 self.operands.append(operand)
         self.smem = sum(o.bytes * o.count for o in self.operands)
-
-    def _sequential(self, semantics: Sequence[str] | None, name: str) -> tuple[int, ...]:
-        gm, axes = self.gm, len(self.gm.kernel_grid)
-        if semantics is None:
-            return ()
-        if len(semantics) != axes:
-            raise mistake(
-                ValueError,
-                f"dimension_semantics has {count_of(len(semantics), 'entry', 'entries')}, but the grid of {name} has "
-                f"{count_of(axes, 'axis', 'axes')}.",
-                hint='one entry for each axis: ("parallel", "sequential")',
-            )
-        own = [a for a in range(len(gm.grid)) if a not in gm.vmapped_dims]
-        return tuple(a for a, s in zip(own, semantics) if s == "sequential")
 
     def _check(self, operand: Operand) -> None:
         origin = operand.plan.mapping.origin
