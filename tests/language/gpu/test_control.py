@@ -98,7 +98,7 @@ def test_inline_code_of_jaxs_compiler_is_refused():
     def code(ctx, ref):
         raise AssertionError("never runs")
 
-    with pytest.raises(pl.UnsupportedPrimitive, match="plgpu.inline_ptx runs PTX") as error:
+    with pytest.raises(pl.UnsupportedPrimitive, match=r"plgpu\.inline_ptx runs PTX") as error:
         trace(lambda: code(1))
     assert error.value.primitive == "inline_mgpu" and error.value.target == "the simulated GPU"
     assert "test_control.py" in error.value.where
