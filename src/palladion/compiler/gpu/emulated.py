@@ -53,8 +53,7 @@ def _mesh_axes(ctx: Any) -> dict[str, int]:
 
 
 def _emulate(params: dict[str, Any], operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-    from palladion.emulator.driver import EmulatedDriver
-    from palladion.emulator.faults import EmulationFault
+    from palladion.emulator.driver import EmulatedDriver, EmulationFault
 
     asked: EmulateParams = params["interpret"]
     program = launch.prepare(params, asked.arch)
