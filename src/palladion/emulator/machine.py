@@ -148,17 +148,6 @@ class Machine:
             raise EmulationFault(kind, message, place)
         self.driver.findings.append(Note(kind, message, place))
 
-    def global_view(self, address: int, nbytes: int, align: int = 1, write: bool = False) -> np.ndarray:
-        """Bytes of global memory."""
-        del write
-        start, end = self.memory.bounds(address - (1 << 40))
-        if address % align:
-            raise EmulationFault("misaligned", f"Address {address:#x} is not a multiple of {align} bytes.")
-        if end == 0 or address - (1 << 40) + nbytes > end:
-            raise EmulationFault("out-of-bounds", f"{nbytes} bytes at global address {address:#x} are not there.")
-        del start
-        return self.memory.bytes[address - (1 << 40) :][:nbytes]
-
     def source_line(self, instr: Instruction) -> str | None:
         """The line of the source, and of the user's, if they are known."""
         return self.driver.source_line(self.loaded.module, instr)

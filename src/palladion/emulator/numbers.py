@@ -158,11 +158,6 @@ def to_f16(value: Array) -> Array:
         return value.astype(np.float16).view(np.uint16)
 
 
-def pack_halves(low: Array, high: Array) -> Array:
-    """Two uint16 arrays to one uint32 array, `low` in bits 15:0."""
-    return low.astype(np.uint32) | (high.astype(np.uint32) << 16)
-
-
 def to_s32(total: Array, saturate: bool) -> Array:
     """Exact integer sums (int64) to s32: wrapped, or clamped with `.satfinite`."""
     if saturate:

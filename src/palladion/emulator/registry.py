@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from palladion.emulator.rules import longest
+
 MODULES = (
     "lanes_memory",
     "rules_arithmetic",
@@ -121,11 +123,7 @@ def operation(
 
 def find_operation(parts: tuple[str, ...]) -> Operation | None:
     """The operation for the words of an opcode: the one with the longest key."""
-    for length in range(len(parts), 0, -1):
-        found = OPERATIONS.get(".".join(parts[:length]))
-        if found is not None:
-            return found
-    return None
+    return longest(OPERATIONS, parts)
 
 
 def import_operations() -> None:

@@ -58,10 +58,15 @@ def helper[F: Callable[..., Any]](function: F) -> F:
     return function
 
 
-def find_rule(parts: tuple[str, ...]) -> Rule | None:
-    """The rule for the words of an opcode: the one with the longest key."""
+def longest[T](table: dict[str, T], parts: tuple[str, ...]) -> T | None:
+    """The entry whose key is the most leading words of an opcode, or None."""
     for length in range(len(parts), 0, -1):
-        found = RULES.get(".".join(parts[:length]))
+        found = table.get(".".join(parts[:length]))
         if found is not None:
             return found
     return None
+
+
+def find_rule(parts: tuple[str, ...]) -> Rule | None:
+    """The rule for the words of an opcode: the one with the longest key."""
+    return longest(RULES, parts)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from palladion.emulator import proxies
 from palladion.emulator.runtime import DTYPES
 
 Array = np.ndarray
@@ -315,7 +316,7 @@ def written(g: Any, views: Any, offset: Array, m: Any, nbytes: int) -> None:
     for cta in g.cta.cluster.ctas:
         mine = ranks == cta.rank
         if mine.any():
-            who = threads[mine] if cta is g.cta else np.full(int(mine.sum()), 0x7FFE)
+            who = threads[mine] if cta is g.cta else np.full(int(mine.sum()), proxies.FOREIGN)
             _still_read(g, cta, inner[mine], nbytes)
             cta.note_written(inner[mine], nbytes, who)
 

@@ -7,8 +7,6 @@ their own inverse. Facts file, section 3 (PTX manual, "swizzling modes").
 
 from dataclasses import dataclass
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Swizzle:
@@ -52,8 +50,3 @@ def swizzle_address(address, mode: Swizzle):
     if mode.flip:
         swizzled = swizzled ^ (((address >> 7) & 1) << 3)
     return swizzled
-
-
-def swizzle_addresses(start: int, count: int, mode: Swizzle) -> np.ndarray:
-    """Swizzled addresses of `count` consecutive bytes from `start`; int64, shape (count,)."""
-    return swizzle_address(np.arange(start, start + count, dtype=np.int64), mode)

@@ -9,12 +9,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from palladion import jaxlink
 from palladion.errors import Finding, KernelFinding, PalladionWarning
+from palladion.language import concrete
 from palladion.simulator import report
 from palladion.simulator.meeting import Meeting, mesh_axes
 
@@ -41,8 +39,8 @@ def in_python(simulate: Simulate, args: Sequence[Any], out_avals: Sequence[Any])
     Arguments:
       simulate: from the named axes of the mesh of devices and each device's operands to each device's outputs.
     """
-    (results,) = simulate({}, [[_held(a) for a in args]])
-    return [_returned(x, a) for x, a in zip(results, out_avals)]
+    (results,) = simulate({}, [[concrete.held(a) for a in args]])
+    return [concrete.returned(x, a) for x, a in zip(results, out_avals)]
 
 
 def lower(ctx: Any, simulate: Simulate, args: Sequence[Any]) -> Any:
@@ -50,18 +48,6 @@ def lower(ctx: Any, simulate: Simulate, args: Sequence[Any]) -> Any:
     axes = mesh_axes(ctx)
     meeting = Meeting(lambda operands: simulate(axes, operands), math.prod(axes.values()))
     return meeting.lower(ctx, axes, args)
-
-
-def _held(x: Any) -> np.ndarray:
-    if jaxlink.is_opaque(getattr(x, "dtype", np.dtype(int))):
-        x = jax.random.key_data(x)
-    return np.asarray(x)
-
-
-def _returned(x: np.ndarray, aval: Any) -> Any:
-    if jaxlink.is_opaque(aval.dtype):
-        return jaxlink.wrap_keys(jnp.asarray(x), aval.dtype)
-    return jax.device_put(x, may_alias=True)  # nobody writes it any more
 
 
 def frozen(x: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 from palladion import jaxlink
 from palladion.compiler.gpu import access, fragments, matrices
-from palladion.compiler.gpu.unit import default_layout
+from palladion.compiler.gpu.fragments import default_layout
 from palladion.language.gpu.memory import GMEM, SwizzleTransform, TilingTransform, TransposeTransform
 
 from .addresses import a_ref, a_unit, dynamic, index, number, placed, swizzled, view

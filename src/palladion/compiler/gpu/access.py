@@ -15,7 +15,7 @@ import numpy as np
 
 from palladion.compiler.gpu import hazards, matrices, moves
 from palladion.compiler.gpu.dtypes import kind
-from palladion.compiler.gpu.fragments import NOTHING, Fragments
+from palladion.compiler.gpu.fragments import NOTHING, Fragments, default_layout
 from palladion.compiler.gpu.plans import WIDEST_SINGLE, Vectors, element, plan, times
 from palladion.compiler.gpu.values import Fragment, Rearranged, Scalar, Splat, index_formula
 from palladion.compiler.gpu.views import View
@@ -122,8 +122,6 @@ def store_unordered(unit: Any, view: View, value: Fragment, base: str | None = N
 
 def default_for(view: View) -> Fragments:
     """The layout of an array that nothing decides, for a view."""
-    from palladion.compiler.gpu.unit import default_layout
-
     return default_layout(view.shape, view.dtype)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from palladion import jaxlink
 from palladion.compiler.gpu import access, memory, moves, smem
 from palladion.compiler.gpu.dtypes import constant, kind
-from palladion.compiler.gpu.unit import Unit, default_layout
+from palladion.compiler.gpu.fragments import default_layout
+from palladion.compiler.gpu.unit import Unit
 from palladion.compiler.gpu.values import Scalar
 from palladion.compiler.gpu.views import Index, View, resolve
 from palladion.errors import explain

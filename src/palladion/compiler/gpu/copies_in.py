@@ -14,9 +14,9 @@ from typing import Any
 
 from palladion.compiler.gpu import access, clusters, plans, rules_barriers, thread_copies, tma, tma_code
 from palladion.compiler.gpu.axes import Term
-from palladion.compiler.gpu.fragments import replicated
+from palladion.compiler.gpu.fragments import default_layout, replicated
 from palladion.compiler.gpu.issue import issue_in, leader, planned, ready, under
-from palladion.compiler.gpu.unit import Unit, default_layout
+from palladion.compiler.gpu.unit import Unit
 from palladion.compiler.gpu.values import Scalar
 from palladion.compiler.gpu.views import View
 from palladion.language.gpu.partition import CopyPartition

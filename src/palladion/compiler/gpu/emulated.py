@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink
 from palladion.compiler.gpu import launch, rules_debug
 from palladion.errors import KernelCheckError, PalladionWarning, explain, failed_check
+from palladion.language import concrete
 from palladion.language.gpu.emulate_params import EmulateParams
 
 
@@ -28,8 +27,8 @@ def run(*args: Any, **params: Any) -> list[Any]:
       KernelCheckError: a
       `pl.debug_check` was false. Those of the compiler.
     """
-    results = _emulate(params, [_held(x) for x in args])
-    return [_returned(x, aval) for x, aval in zip(results, params["out_avals"])]
+    results = _emulate(params, [concrete.held(x) for x in args])
+    return [concrete.returned(x, aval) for x, aval in zip(results, params["out_avals"])]
 
 
 def lower(ctx: Any, *args: Any, **params: Any) -> Any:
@@ -96,15 +95,3 @@ class _Printed:
         if found is None:
             return None
         return failed_check(found["message"], f"{found['where'] or 'a kernel'}, block {found['block']}", ())
-
-
-def _held(x: Any) -> np.ndarray:
-    if jaxlink.is_opaque(getattr(x, "dtype", np.dtype(int))):
-        x = jax.random.key_data(x)
-    return np.asarray(x)
-
-
-def _returned(x: np.ndarray, aval: Any) -> Any:
-    if jaxlink.is_opaque(aval.dtype):
-        return jaxlink.wrap_keys(jnp.asarray(x), aval.dtype)
-    return jnp.asarray(x)

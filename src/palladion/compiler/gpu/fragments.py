@@ -22,8 +22,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+from palladion.compiler.gpu.dtypes import kind
 
 THREADS = 128  # in a Pallas thread
 NOTHING = -1  # in a table: padding, an element that no array has
@@ -198,6 +201,17 @@ def _along(shape: tuple[int, ...], digits: Sequence[Digit]) -> tuple[Digit, ...]
             return None
         found += reversed(parts)
     return tuple(found) or (Digit(1, None),)
+
+
+def default_layout(shape: tuple[int, ...], dtype: Any, vector: int | None = None) -> Fragments:
+    """The layout of an array that nothing decides: strided, with vectors of 16 bytes if they fit."""
+    size = int(np.prod(shape, dtype=np.int64))
+    if vector is None:
+        vector = max(128 // kind(dtype).bits, 1)
+        last = shape[-1] if shape else 1
+        while vector > 1 and (size % (128 * vector) or last % vector):
+            vector //= 2
+    return strided(shape, vector)
 
 
 def wgmma(shape: Sequence[int]) -> Fragments:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from palladion.compiler.gpu import inference, memory, rules
+from palladion.compiler.gpu import memory, rules
 from palladion.compiler.gpu.generated import Generated, Pointer
 from palladion.compiler.gpu.header import PRELUDE
 from palladion.compiler.gpu.unit import Unit
@@ -139,4 +139,4 @@ def _assembled(unit: Unit, params: dict[str, Any], grid: int, cluster: tuple[int
     )
 
 
-__all__ = ["ARCHS", "generate", "inference", "place", "rules"]
+__all__ = ["ARCHS", "generate", "place", "rules"]  # importing `rules` fills the table of the walk

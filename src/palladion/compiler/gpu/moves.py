@@ -18,7 +18,7 @@ import numpy as np
 
 from palladion.compiler.gpu import hazards
 from palladion.compiler.gpu.dtypes import constant, kind
-from palladion.compiler.gpu.fragments import NOTHING, Fragments, local_map
+from palladion.compiler.gpu.fragments import NOTHING, Fragments, default_layout, local_map, replicated
 from palladion.compiler.gpu.values import Fragment, Rearranged, Scalar, Splat
 
 
@@ -75,8 +75,6 @@ def same_order(value: Rearranged) -> Fragments | None:
 
 def usual_layout(value: Rearranged) -> Fragments:
     """A layout for an array that has none: the base's, if it fits and nothing has to move, or the strided one."""
-    from palladion.compiler.gpu.unit import default_layout
-
     base = value.base.layout
     if (found := same_order(value)) is not None:
         return found
@@ -122,6 +120,12 @@ def _through_memory(unit: Any, value: Fragment, layout: Fragments, source: np.nd
         return result
     index = _index_text(unit, layout, source)
     return unit.fill(result, lambda i: f"*({of.c}*)({scratch} + ({index(i)}) * {size})")
+
+
+def element(unit: Any, value: Fragment, number: int) -> Scalar:
+    """One element of an array as a scalar that all threads have."""
+    one = rearranged(unit, value, replicated(()), np.array([number]))
+    return Scalar(one.at(0), one.dtype)
 
 
 def exchange_buffer(unit: Any, size: int) -> str:
@@ -242,8 +246,6 @@ def constant_table(unit: Any, numbers: np.ndarray, c: str, text: Callable[[Any],
 
 def table_constant(unit: Any, value: np.ndarray, dtype: Any) -> Any:
     """An array constant: its numbers lie in the source, each thread reads its own."""
-    from palladion.compiler.gpu.unit import default_layout
-
     layout = default_layout(value.shape, dtype)
     of = kind(dtype)
     held = of.c if of.family != "float" or of.bits >= 32 else "float"
@@ -262,6 +264,3 @@ def table_constant(unit: Any, value: np.ndarray, dtype: Any) -> Any:
     if not layout.size:
         return result
     return unit.fill(result, lambda i: f"{of.c}({read(bound.format(flat_text(layout, i)))})")
-
-
-__all__ = ["Scalar", "Splat", "exchange_buffer", "flat_text", "guard_text", "rearranged", "store_flat", "to_layout"]

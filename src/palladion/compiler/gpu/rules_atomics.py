@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from palladion.compiler.gpu import access, hazards, memory, thread_copies
-from palladion.compiler.gpu.fragments import NOTHING
+from palladion.compiler.gpu.fragments import NOTHING, default_layout
 from palladion.compiler.gpu.rules_refs import _as_array, base_of, read, write
-from palladion.compiler.gpu.unit import RULES, Unit, default_layout
+from palladion.compiler.gpu.unit import RULES, Unit
 from palladion.compiler.gpu.views import View
 from palladion.language.gpu import atomics
 

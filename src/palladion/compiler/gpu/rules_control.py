@@ -15,6 +15,7 @@ from jax import lax
 from palladion import jaxlink
 from palladion.compiler.gpu import moves, unrolling
 from palladion.compiler.gpu.dtypes import kind
+from palladion.compiler.gpu.rules_shapes import joined
 from palladion.compiler.gpu.unit import RULES, Unit
 from palladion.compiler.gpu.values import Fragment, Rearranged, Scalar, Splat
 
@@ -236,20 +237,10 @@ def _row(unit: Unit, x: Any, k: int) -> Any:
         return Splat(x.text, x.dtype, shape, x.value) if shape else Scalar(x.text, x.dtype, x.value)
     size = int(np.prod(shape, dtype=np.int64))
     if not shape:
-        return element(unit, unit.settled(x), k)
+        return moves.element(unit, unit.settled(x), k)
     base, source = moves.as_rearranged(x)
     return Rearranged(base, shape, source[k * size : (k + 1) * size])
 
 
-def element(unit: Unit, x: Fragment, number: int) -> Scalar:
-    """One element of an array as a scalar that all threads have."""
-    from palladion.compiler.gpu.fragments import replicated
-
-    one = moves.rearranged(unit, x, replicated(()), np.array([number]))
-    return Scalar(one.at(0), one.dtype)
-
-
 def _stacked(unit: Unit, var: Any, rows: Sequence[Any]) -> Any:
-    from palladion.compiler.gpu.rules_shapes import joined
-
     return joined(unit, var, rows)

@@ -19,11 +19,11 @@ from jax import lax
 
 from palladion.compiler.gpu import moves
 from palladion.compiler.gpu.dtypes import Kind, constant, kind
-from palladion.compiler.gpu.fragments import Digit, Fragments
+from palladion.compiler.gpu.fragments import Digit, Fragments, default_layout
 from palladion.compiler.gpu.rules_casts import cast_text
 from palladion.compiler.gpu.rules_elementwise import add, bitwise, maximum, minimum, mul
 from palladion.compiler.gpu.spill import coordinates, each_element, read_back, spilled, spilled_registers, strides_of
-from palladion.compiler.gpu.unit import RULES, Unit, default_layout
+from palladion.compiler.gpu.unit import RULES, Unit
 from palladion.compiler.gpu.values import Fragment, Scalar, Splat
 from palladion.rules import present
 

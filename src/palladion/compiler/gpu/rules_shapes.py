@@ -32,14 +32,8 @@ def remade(unit: Unit, value: Any, shape: Sequence[int], function: Callable[[np.
     base, source = moves.as_rearranged(value)
     new = np.asarray(function(source.reshape(value.shape))).reshape(-1)
     if not shape:
-        return _element(unit, base, int(new[0]))
+        return moves.element(unit, base, int(new[0]))
     return Rearranged(base, shape, new)
-
-
-def _element(unit: Unit, base: Fragment, number: int) -> Scalar:
-    from palladion.compiler.gpu.rules_control import element
-
-    return element(unit, base, number)
 
 
 def _rule(function: Callable[[Any, np.ndarray], np.ndarray]) -> Callable:

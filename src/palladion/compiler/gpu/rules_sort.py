@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from palladion.compiler.gpu.dtypes import Kind, kind
-from palladion.compiler.gpu.fragments import Fragments
+from palladion.compiler.gpu.fragments import Fragments, default_layout
 from palladion.compiler.gpu.moves import guard_text
 from palladion.compiler.gpu.rules_special import ORDERED
 from palladion.compiler.gpu.spill import (
@@ -26,7 +26,7 @@ from palladion.compiler.gpu.spill import (
     spilled_registers,
     strides_of,
 )
-from palladion.compiler.gpu.unit import RULES, Unit, default_layout
+from palladion.compiler.gpu.unit import RULES, Unit
 from palladion.compiler.gpu.values import Fragment
 from palladion.rules import present
 

@@ -11,11 +11,12 @@ from typing import Any
 from jax import lax
 
 from palladion.compiler.gpu.dtypes import constant, kind
+from palladion.compiler.gpu.fragments import default_layout
 from palladion.compiler.gpu.rules_casts import cast_text
 from palladion.compiler.gpu.rules_elementwise import add, mul
 from palladion.compiler.gpu.rules_reduce import REDUCTIONS, held, narrowed
 from palladion.compiler.gpu.spill import coordinate, coordinates, each_element, spilled, strides_of
-from palladion.compiler.gpu.unit import RULES, Unit, default_layout
+from palladion.compiler.gpu.unit import RULES, Unit
 from palladion.compiler.gpu.values import Scalar, Splat
 
 

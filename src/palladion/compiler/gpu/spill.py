@@ -121,8 +121,3 @@ def read_back(unit: Any, pointer: str, dtype: Any, layout: Fragments) -> Fragmen
     if layout.flat:
         index = lambda i: f"min({moves.flat_text(layout, i)}, {layout.size - 1})"
     return unit.fill(result, lambda i: f"{pointer}[{index(i)}]")
-
-
-def as_result(unit: Any, found: Fragment, var: Any) -> Any:
-    """Registers as the value of a variable: numbers become scalars."""
-    return unit.scalar(found.dtype, found.at(0)) if not var.aval.shape else found

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from palladion import jaxlink, locations
-from palladion.compiler.gpu import moves
+from palladion.compiler.gpu import inference, moves
 from palladion.compiler.gpu.dtypes import NoSuchType, constant, kind
-from palladion.compiler.gpu.fragments import Fragments, strided
+from palladion.compiler.gpu.fragments import Fragments, default_layout
 from palladion.compiler.gpu.generated import Pointer, TensorMap, Workspace
 from palladion.compiler.gpu.values import Fragment, Rearranged, Scalar, Splat
 from palladion.compiler.gpu.writer import Writer, wanted_name
@@ -158,15 +158,13 @@ class Unit:
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:
         """What is compiled inside leaves no trace."""
-        lines, tables, layouts = self.writer.snapshot(), self.tables, dict(self.axes)
-        kept = list(self.writer.lines)
+        written, tables, axes = self.writer.snapshot(), self.tables, dict(self.axes)
         self.tables = tables.copied()
         try:
             yield
         finally:
-            self.writer.restore(lines)
-            self.writer.lines[:] = kept
-            self.tables, self.axes = tables, layouts
+            self.writer.restore(written)
+            self.tables, self.axes = tables, axes
 
     # --- lines ---------------------------------------------------------------------------------------------------
     def line(self, text: str) -> None:
@@ -304,8 +302,6 @@ class Unit:
 
     def inferred_layout(self, var: Any) -> Fragments | None:
         """What layout inference found for a variable, or None if it is open."""
-        from palladion.compiler.gpu import inference
-
         return inference.fragments_of(self.layouts.get(var), tuple(var.aval.shape), var.aval.dtype)
 
     def layout_for(self, var: Any, vector: int | None = None) -> Fragments:
@@ -354,14 +350,3 @@ class Unit:
         """Put a device function before the kernel, once; its name."""
         self.tables.functions.setdefault(name, text)
         return name
-
-
-def default_layout(shape: tuple[int, ...], dtype: Any, vector: int | None = None) -> Fragments:
-    """The layout of an array that nothing decides: strided, with vectors of 16 bytes if they fit."""
-    size = int(np.prod(shape, dtype=np.int64))
-    if vector is None:
-        vector = max(128 // kind(dtype).bits, 1)
-        last = shape[-1] if shape else 1
-        while vector > 1 and (size % (128 * vector) or last % vector):
-            vector //= 2
-    return strided(shape, vector)

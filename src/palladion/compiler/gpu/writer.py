@@ -108,12 +108,11 @@ class Writer:
 
     def snapshot(self) -> Any:
         """The state, for `restore`."""
-        return len(self.lines), self.depth, dict(self._used), self._comment
+        return list(self.lines), self.depth, dict(self._used), self._comment
 
     def restore(self, state: Any) -> None:
         """Forget what was written since."""
-        n, self.depth, used, self._comment = state
-        del self.lines[n:]
+        self.lines[:], self.depth, used, self._comment = state
         self._used = dict(used)
 
 
